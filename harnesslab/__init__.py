@@ -1,0 +1,34 @@
+"""A small coding-agent harness that teaches: the loop, the tools, the sandbox, the trace, the eval runner.
+
+Names are loaded when they are first used, so that `import harnesslab` costs nothing. This file is written by hand (the export only keeps
+the version in step); every other module here is exported from a notebook in nbs/.
+"""
+__version__ = "0.1.0"
+
+import importlib as _importlib
+
+_HOME = {
+    "loop": ["STATUSES", "UsageError", "Usage", "Prices", "ModelFacts", "ModelError", "Reply", "Call", "History", "Limits", "Retry", "Run", "Totals", "ToolResult",
+             "EventLog", "run_loop", "time_left", "cancelled"],
+    "tools": ["ToolError", "MAX_OUT", "clip", "safe_path", "read_file", "list_dir", "search", "edit_file", "READ_ONLY", "Tool", "Registry", "file_tools"],
+    "sandbox": ["IMPL", "SYSTEM", "Gate", "permit", "execute", "run_command", "run_agent", "make_tools"],
+    "fences": ["Fence", "CommandResult", "choose_fence"],
+    "providers": ["call_model", "connect", "offline", "model_facts", "FACTS"],
+    "fake_api": ["FakeApi", "Fault", "sign"],
+    "scripted": ["make_repo", "canned", "say", "call", "scripted_api"],
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = sorted(_MODULE_OF)
+
+
+def __getattr__(name: str):
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'harnesslab' has no attribute {name!r}")
+    value = getattr(_importlib.import_module(f"harnesslab.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

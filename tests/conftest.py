@@ -1,0 +1,29 @@
+"""Shared by all tests. With HARNESSLAB_NO_SKIPS=1 (CI) a test that was skipped fails the whole run, unless its reason begins with 'optional:'."""
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+_skipped: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def no_key_and_no_model(monkeypatch):
+    """Tests run on the scripted model, whatever the person at the keyboard has set."""
+    for name in ("ANTHROPIC_API_KEY", "AGENT_MODEL", "AGENT_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def pytest_runtest_logreport(report):
+    if report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if not reason.removeprefix("Skipped: ").startswith("optional:"):
+            _skipped.append(f"{report.nodeid}: {reason}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session, exitstatus):
+    if os.environ.get("HARNESSLAB_NO_SKIPS") and _skipped and session.exitstatus == 0:
+        print("\nskipped, but nothing may be skipped here:\n  " + "\n  ".join(_skipped))
+        session.exitstatus = 1
