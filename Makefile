@@ -36,7 +36,7 @@ $(VENV)/.dev: $(VENV)/.lab
 	@$(INSTALL) --editable '.[lab,mcp,dev]' && touch $@
 
 lab: $(VENV)/.lab
-	@$(BIN)/jupyter lab $(LAB_FLAGS) nbs/00_loop.ipynb
+	@$(BIN)/jupyter lab $(LAB_FLAGS) --LabApp.default_url=/lab/tree/nbs/00_loop.ipynb
 
 test: $(VENV)/.dev
 	@$(BIN)/python -m pytest

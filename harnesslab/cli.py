@@ -26,10 +26,10 @@ from .scripted import POLICIES, make_repo, scripted_api
 
 # %% ../nbs/appendix/cli.ipynb #cli-live-code
 class LiveLines:
-    """A sink that prints one line an event as the run goes on. `width`: columns; `colour`: whether to use terminal colours."""
+    """A sink that prints one line an event as the run goes on. `opening`: a line to begin with; `width`: columns; `colour`: whether to use terminal colours."""
 
-    def __init__(self, out: Any = None, colour: bool | None = None, width: int | None = None):
-        self.out = out or sys.stdout
+    def __init__(self, out: Any = None, colour: bool | None = None, width: int | None = None, opening: str = ""):
+        self.out, self.opening = out or sys.stdout, opening
         self.colour = _wants_colour(self.out) if colour is None else colour
         self.width = width or min(shutil.get_terminal_size((100, 24)).columns, 160)
         self.number = 0
@@ -53,6 +53,8 @@ class LiveLines:
         print(f"\x1b[{codes[colour]}m{text}\x1b[0m" if colour and self.colour else text, file=self.out, flush=True)
 
     def _run_started(self, payload: dict) -> None:
+        if self.opening:
+            self._write(self.opening)
         self._line("fence", f"{payload.get('fence', 'none')}; edits and commands: {payload.get('mode', 'as the gate says')}", "dim", numbered=False)
         self._line("task", str(payload["task"]), "bold")
 
@@ -124,9 +126,8 @@ def _run(arguments: argparse.Namespace) -> int:
                     wall_seconds=arguments.wall_seconds, max_tokens=arguments.max_tokens)
     model = connect(arguments.model, base_url=arguments.base_url, parallel_tool_calls=not arguments.no_parallel)
     check_reachable(model)
-    trace, lines = Path(arguments.trace or default_trace()), LiveLines()
+    trace, lines = Path(arguments.trace or default_trace()), LiveLines(opening=_opening(arguments, model))
     is_new = not trace.exists()
-    print(_opening(arguments, model), flush=True)
     try:
         run = run_agent(arguments.task, arguments.repo, arguments.mode, trace=trace, model=model, limits=limits, allow=arguments.allow, fence=arguments.fence,
                         edit_errors=arguments.edit_errors, sink=lines, i_know=arguments.i_know)

@@ -448,8 +448,12 @@ class _Keeper:
         settings = f"import os, sys\nFOLDER, FAMILY, ROOM = {self.folder!r}, {'one' if kind == 'engine' else _FAMILY!r}, []\n"
         setup = "" if kind == "engine" else f"_give_up_powers({command_limits()!r}, {kind == 'command'})\n"
         environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
-        self.process = subprocess.Popen([sys.executable, "-I", "-S", "-B", "-c", _BOOT, "harnesslab-keeper"], bufsize=0, cwd="/", env=environment,
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+        try:
+            self.process = subprocess.Popen([sys.executable, "-I", "-S", "-B", "-c", _BOOT, "harnesslab-keeper"], bufsize=0, cwd="/", env=environment,
+                                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+        except BaseException:
+            os.rmdir(self.folder)
+            raise
         self.output, self.status = self.process.stdout.fileno(), self.process.stderr.fileno()
         os.set_blocking(self.output, False)
         os.set_blocking(self.status, False)
@@ -503,7 +507,7 @@ class _Pool:
     """The keepers of this process: `idle` ones to take from, `everyone` to be forgotten after a fork."""
 
     def __init__(self):
-        self.lock, self.idle, self.everyone, self.sweeper = threading.Lock(), [], set(), None
+        self.lock, self.idle, self.everyone, self.sweeper, self.wake = threading.Lock(), [], set(), None, threading.Event()
 
     def take(self, kind: str) -> _Keeper:
         with self.lock:
@@ -540,7 +544,8 @@ class _Pool:
 
     def sweep(self) -> None:
         while True:
-            time.sleep(LINGER / 2)
+            self.wake.wait(LINGER / 2)
+            self.wake.clear()
             self.let_go(LINGER)
             with self.lock:
                 if not self.idle:
@@ -554,6 +559,9 @@ _POOL = _Pool()
 def close_idle() -> None:
     """Let go of the keepers that wait for a next command, now. A run calls this at its end, so that nothing outlives it."""
     _POOL.let_go(0)
+    if sweeper := _POOL.sweeper:
+        _POOL.wake.set()
+        sweeper.join(timeout=0.2)
 
 
 def _forget_keepers() -> None:
@@ -567,6 +575,23 @@ def _forget_keepers() -> None:
 
 os.register_at_fork(after_in_child=_forget_keepers)
 atexit.register(close_idle)
+
+# %% ../nbs/appendix/keeper.ipynb #keeper-mark
+def _end_marked(value: str) -> int:
+    """Kill every process that has this mark in its environment. For when a command has killed its keeper, or keeps stopping it. How many there were."""
+    needle, total, clean, end = f"{MARK}={value}\0".encode(), 0, 0, time.monotonic() + 3
+    while clean < 3 and time.monotonic() < end:    # one empty look proves nothing: a process can hide in the moment of its fork
+        found = 0
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                if needle in (entry / "environ").read_bytes():
+                    os.kill(int(entry.name), signal.SIGKILL)
+                    found += 1
+            except OSError:
+                pass
+        total, clean = total + found, 0 if found else clean + 1
+        time.sleep(0.002)
+    return total
 
 # %% ../nbs/appendix/keeper.ipynb #keeper-follow
 MAX_DISK = 2 << 30       # bytes of disk that may vanish during one command
@@ -584,9 +609,9 @@ def _free(folder: str | Path) -> float:
 class _Reader:
     """Follows one command: reads its output, and tells the keeper to stop it when there is a reason to."""
 
-    def __init__(self, keeper: _Keeper, deadline: float, folder: Path):
-        self.keeper, self.deadline, self.folder, self.least = keeper, deadline, folder, _free(folder) - MAX_DISK
-        self.output, self.stopped, self.last = HeadAndTail(), "", float("inf")
+    def __init__(self, keeper: _Keeper, deadline: float, folder: Path, mark: str):
+        self.keeper, self.deadline, self.folder, self.mark, self.least = keeper, deadline, folder, mark, _free(folder) - MAX_DISK
+        self.output, self.stopped, self.last, self.hunted = HeadAndTail(), "", float("inf"), keeper.kind != "command"
         self.next_look = min(deadline, time.monotonic() + _TICK)
 
     def look_up(self, now: float) -> None:
@@ -597,8 +622,11 @@ class _Reader:
                 self.last = now + 8
                 self.keeper.nudge()
                 self.keeper.send(b"K")
-        else:
-            self.keeper.nudge()
+            return
+        self.keeper.nudge()
+        if not self.hunted and now > self.last - 7:          # no answer for a second: the command may be holding its keeper down
+            self.hunted = True
+            _end_marked(self.mark)
 
     def read(self, descriptor: int) -> bytes | None:
         """What there is to read now: None for nothing, b"" at the end."""
@@ -627,23 +655,6 @@ class _Reader:
                     return answer.decode("utf-8", "replace").split()
         return []
 
-# %% ../nbs/appendix/keeper.ipynb #keeper-mark
-def _end_marked(value: str) -> int:
-    """Kill every process that has this mark in its environment. Only needed when a command has killed its keeper. How many there were."""
-    needle, total, clean, end = f"{MARK}={value}\0".encode(), 0, 0, time.monotonic() + 3
-    while clean < 3 and time.monotonic() < end:    # one empty look proves nothing: a process can hide in the moment of its fork
-        found = 0
-        for entry in Path("/proc").glob("[0-9]*"):
-            try:
-                if needle in (entry / "environ").read_bytes():
-                    os.kill(int(entry.name), signal.SIGKILL)
-                    found += 1
-            except OSError:
-                pass
-        total, clean = total + found, 0 if found else clean + 1
-        time.sleep(0.002)
-    return total
-
 # %% ../nbs/appendix/keeper.ipynb #keeper-run
 def run_kept(argv: list[str], cwd: Path, timeout: float, *, environment: dict[str, str] | None = None, kind: str = "command", walls: dict | None = None,
              cleanup: list[str] | None = None, repo: Path | None = None) -> CommandResult:
@@ -663,7 +674,7 @@ def run_kept(argv: list[str], cwd: Path, timeout: float, *, environment: dict[st
         request = {"argv": argv, "env": (environment or clean_environment(home)) | {MARK: mark}, "cwd": str(cwd), "cleanup": cleanup or [],
                    "walls": walls and walls | {"writable": [*walls["writable"], home]}}
         keeper.send(b"R" + _framed(marshal.dumps(request)))
-        reader = _Reader(keeper, started + timeout, repo or cwd)
+        reader = _Reader(keeper, started + timeout, repo or cwd, mark)
         answer = reader.follow()
     except BaseException:                          # Ctrl-C above all: hanging up ends the command too
         _POOL.drop(keeper)

@@ -7,7 +7,7 @@ __all__ = ['STATUSES', 'NUDGE', 'CALL_AS_TEXT', 'CHARACTERS_PER_TOKEN', 'INTERRU
            'UsageError', 'Usage', 'Prices', 'ModelFacts', 'time_left', 'cancelled', 'run_clock', 'pause', 'Retry',
            'ModelError', 'retry_after', 'post', 'call_model', 'encode_json', 'mend', 'Reply', 'Call', 'result_block',
            'History', 'Limits', 'Totals', 'Watch', 'looks_like_call', 'ToolResult', 'run_calls', 'EventLog', 'Recorder',
-           'run_loop', 'Run']
+           'run_loop', 'Run', 'check_limits']
 
 # %% ../nbs/00_loop.ipynb #loop-imports
 import contextlib
@@ -889,7 +889,7 @@ def run_loop(history: History, model: Any, tools: Any, limits: Limits = Limits()
     read-only; `sink` takes every event; `about` is added to the first event; `cancel` stops the run from another thread.
     Raises UsageError for limits that cannot hold. Nothing that a model or a tool does is raised.
     """
-    _check_limits(limits, model.facts)
+    check_limits(limits, model.facts)
     record = Recorder(sink)
     watch = Watch(limits, model.facts, record.totals, {tool["name"] for tool in history.tools})
     threads, stop, reply, error = _Threads(), None, None, ""
@@ -937,7 +937,8 @@ class _ModelFailed(Exception):
     """(status, error text) of a model call that has finally failed."""
 
 
-def _check_limits(limits: Limits, facts: ModelFacts) -> None:
+def check_limits(limits: Limits, facts: ModelFacts) -> None:
+    """UsageError for a limit that cannot hold for this model."""
     if limits.max_dollars is not None and facts.prices is None:
         raise UsageError(f"The prices of {facts.name} are unknown, so a limit in dollars cannot hold: use max_input_tokens, or add its prices.")
 

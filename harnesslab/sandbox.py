@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, Callable, Iterable
 
 from .fences import Fence, choose_fence
-from .loop import DENIED, EventLog, History, Limits, Run, ToolResult, UsageError, result_block, run_loop
+from .loop import DENIED, EventLog, History, Limits, Run, ToolResult, UsageError, check_limits, result_block, run_loop
 from .providers import connect
 from .tools import READ_ONLY, Registry, Tool, ToolError, clip, edit_file, file_tools, list_dir, read_file, search
 
@@ -220,6 +220,7 @@ def run_agent(task: str, repo: str | Path, mode: str = "ask", max_steps: int = 3
         raise UsageError('Only the process fence works here, and it does not keep commands inside the repo: use mode="ask", or say i_know=True (--i-know) to run unattended all the same.')
     own_model = model is None or isinstance(model, str)
     model = connect(model) if own_model else model
+    check_limits(limits, model.facts)
     registry = make_tools(root, fence, edit_errors=edit_errors, extra=tools)
     with contextlib.ExitStack() as closing:
         if own_model:

@@ -1,0 +1,45 @@
+"""Every notebook runs from top to bottom on a real kernel, from an installed wheel, away from the source tree."""
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from conftest import ROOT
+from test_repo import NOTEBOOKS, copy_of_the_project
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory):
+    """A folder with harnesslab in it as the wheel installs it."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = copy_of_the_project(folder)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source)], check=True, timeout=120)
+    [wheel] = folder.glob("harnesslab_kit-*.whl")
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(folder / "site"), str(wheel)], check=True, timeout=120)
+    return folder / "site"
+
+
+def test_wheel_holds_the_package_and_its_licence(installed):
+    names = {path.name for path in (installed / "harnesslab").iterdir()}
+    assert {path.name for path in (ROOT / "harnesslab").glob("*.py")} <= names
+    assert list(installed.glob("harnesslab_kit-*.dist-info/licenses/LICENSE"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_notebook_runs_on_a_real_kernel(path, installed, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(installed))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    copy = tmp_path / "elsewhere" / path.name
+    copy.parent.mkdir()
+    shutil.copy(path, copy)
+    notebook = nbformat.read(copy, as_version=4)
+    where = nbformat.v4.new_code_cell(f"import harnesslab; assert harnesslab.__file__.startswith({str(installed)!r}), harnesslab.__file__")
+    notebook.cells.insert(0, where)
+    NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(copy.parent)}}).execute()
+    assert [p.name for p in copy.parent.iterdir()] == [path.name], "the notebook left something behind"
