@@ -31,8 +31,20 @@ from typing import Any, Callable, Iterator
 import httpx
 
 # %% ../nbs/00_loop.ipynb #loop-usage-error
-STATUSES = ("done", "max_steps", "budget", "wall_clock", "repeat", "context_full", "truncated", "refusal",
-            "interrupted", "rate_limited", "api_error", "sandbox_lost")
+STATUSES = (
+    "done",
+    "max_steps",
+    "budget",
+    "wall_clock",
+    "repeat",
+    "context_full",
+    "truncated",
+    "refusal",
+    "interrupted",
+    "rate_limited",
+    "api_error",
+    "sandbox_lost",
+)
 "Every way a run can end. A run ends with exactly one, and the last event of its trace names it."
 
 
@@ -44,8 +56,10 @@ class UsageError(ValueError):
 class Usage:
     """Tokens of one model call in the one normal form. Every provider's own counting is turned into this.
 
-    `fresh`, `cache_read` and `cache_write` never overlap: their sum is the whole prompt, so nothing is billed twice.
+    `fresh`, `cache_read` and `cache_write` never overlap: their sum is the whole prompt, so nothing is
+    billed twice.
     """
+
     fresh: int = 0
     cache_read: int = 0
     cache_write: int = 0
@@ -57,16 +71,22 @@ class Usage:
         return self.fresh + self.cache_read + self.cache_write
 
     def __add__(self, other: "Usage") -> "Usage":
-        return Usage(self.fresh + other.fresh, self.cache_read + other.cache_read,
-                     self.cache_write + other.cache_write, self.output + other.output)
+        return Usage(
+            self.fresh + other.fresh,
+            self.cache_read + other.cache_read,
+            self.cache_write + other.cache_write,
+            self.output + other.output,
+        )
 
 # %% ../nbs/00_loop.ipynb #loop-prices
 @dataclass(frozen=True)
 class Prices:
     """List prices in dollars per million tokens, with where and when they were read.
 
-    `long_prompt_over`: some models multiply every rate by `long_factor` when one prompt has more tokens than this.
+    `long_prompt_over`: some models multiply every rate by `long_factor` when one prompt has more tokens
+    than this.
     """
+
     input: float
     output: float
     cache_read: float
@@ -79,14 +99,20 @@ class Prices:
     def cost(self, usage: Usage) -> float:
         """Dollars for one model call. Each token is priced exactly once."""
         dear = self.long_prompt_over is not None and usage.input > self.long_prompt_over
-        total = (usage.fresh * self.input + usage.cache_read * self.cache_read
-                 + usage.cache_write * self.cache_write + usage.output * self.output)
+        total = (
+            usage.fresh * self.input
+            + usage.cache_read * self.cache_read
+            + usage.cache_write * self.cache_write
+            + usage.output * self.output
+        )
         return total * (self.long_factor if dear else 1.0) / 1_000_000
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What the harness must know of a model: `window` and `max_output` in tokens; `prices` is None when unknown, never zero."""
+    """What the harness must know of a model: `window` and `max_output` in tokens; `prices` is None when
+    unknown, never zero."""
+
     name: str
     window: int = 200_000
     max_output: int = 64_000
@@ -119,7 +145,8 @@ def cancelled() -> bool:
 
 @contextlib.contextmanager
 def run_clock(seconds: float, cancel: threading.Event | None = None) -> Iterator[None]:
-    """Start the clock of a run. A run inside a run (a sub-agent) never gets more time than the outer one has left."""
+    """Start the clock of a run. A run inside a run (a sub-agent) never gets more time than the outer one
+    has left."""
     token = _CLOCK.set(_Clock(min(seconds, time_left()), cancel))
     try:
         yield
@@ -135,32 +162,45 @@ def pause(seconds: float) -> None:
 # %% ../nbs/00_loop.ipynb #loop-retry-code
 @dataclass(frozen=True)
 class Retry:
-    """How stubborn to be. The six tries and 1, 2, 4, 8 s are the lesson's choice; official clients stop at 2 or 3 tries.
+    """How stubborn to be. The six tries and 1, 2, 4, 8 s are the lesson's choice; official clients stop at
+    2 or 3 tries.
 
-    `first`, `longest`: seconds of the first wait and the cap on the doubling. `patience`: the longest wait that a server may ask for.
+    `first`, `longest`: seconds of the first wait and the cap on the doubling. `patience`: the longest wait
+    that a server may ask for.
     """
+
     tries: int = 6
     first: float = 1.0
     longest: float = 8.0
     patience: float = 60.0
 
     def wait(self, attempt: int, asked: float | None) -> float:
-        """Seconds before try `attempt + 1` (attempts count from 1). `asked`: what the server asked for, if it did."""
+        """Seconds before try `attempt + 1` (attempts count from 1). `asked`: what the server asked for, if
+        it did."""
         own = min(self.first * 2 ** (attempt - 1), self.longest)
         spread = random.random() * 0.25
         return own * (1 + spread) if asked is None else max(asked, own) + own * spread
 
 
 class ModelError(Exception):
-    """A model call that has finally failed. `status` is the run's status, `http_status` is None without an answer."""
+    """A model call that has finally failed. `status` is the run's status, `http_status` is None without an
+    answer."""
 
-    def __init__(self, message: str, status: str = "api_error", http_status: int | None = None, tries: int = 1, waits: float = 0.0):
+    def __init__(
+        self,
+        message: str,
+        status: str = "api_error",
+        http_status: int | None = None,
+        tries: int = 1,
+        waits: float = 0.0,
+    ):
         super().__init__(message)
         self.status, self.http_status, self.tries, self.waits = status, http_status, tries, waits
 
 
 def retry_after(headers: httpx.Headers) -> float | None:
-    """Seconds that the server asked us to wait, from `retry-after-ms` or `retry-after` (seconds or an HTTP date); None if it did not."""
+    """Seconds that the server asked us to wait, from `retry-after-ms` or `retry-after` (seconds or an HTTP
+    date); None if it did not."""
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         with contextlib.suppress(KeyError, ValueError):
             seconds = float(headers[name]) * unit
@@ -174,8 +214,14 @@ def retry_after(headers: httpx.Headers) -> float | None:
 _RETRYABLE = {408, 409, 429}
 
 
-def post(client: httpx.Client, url: str, headers: dict, body: bytes, retry: Retry = Retry(),
-         on_wait: Callable[[dict], None] = lambda info: None) -> tuple[dict, int, float]:
+def post(
+    client: httpx.Client,
+    url: str,
+    headers: dict,
+    body: bytes,
+    retry: Retry = Retry(),
+    on_wait: Callable[[dict], None] = lambda info: None,
+) -> tuple[dict, int, float]:
     """POST a JSON body until it is answered. Returns (parsed reply, tries, seconds waited between tries).
 
     Raises ModelError when the answer is final, when the tries are used up, or when the run's time is.
@@ -194,12 +240,22 @@ def post(client: httpx.Client, url: str, headers: dict, body: bytes, retry: Retr
         except httpx.TransportError as error:
             failure, again = ModelError(_describe(error, url)), True
         except json.JSONDecodeError:
-            failure, again = ModelError(f"{url} answered with a body that is not whole JSON: the reply was cut on its way."), True
+            failure, again = (
+                ModelError(
+                    f"{url} answered with a body that is not whole JSON: the reply was cut on its way."
+                ),
+                True,
+            )
         failure.tries, failure.waits = attempt, waited
         _give_up_early(failure, asked, again and attempt < retry.tries, retry)
         seconds = retry.wait(attempt, asked)
         if seconds > time_left():
-            raise ModelError(f"The run's time is up while waiting to try again: {failure}", "wall_clock", tries=attempt, waits=waited)
+            raise ModelError(
+                f"The run's time is up while waiting to try again: {failure}",
+                "wall_clock",
+                tries=attempt,
+                waits=waited,
+            )
         on_wait({"try": attempt, "seconds": round(seconds, 3), "reason": str(failure)})
         pause(seconds)
         waited += seconds
@@ -215,12 +271,22 @@ def _timeout() -> httpx.Timeout:
 def _give_up_early(failure: ModelError, asked: float | None, may_retry: bool, retry: Retry) -> None:
     """Raise unless waiting can help."""
     if cancelled():
-        raise ModelError("Stopped during a model call.", "interrupted", tries=failure.tries, waits=failure.waits)
+        raise ModelError(
+            "Stopped during a model call.", "interrupted", tries=failure.tries, waits=failure.waits
+        )
     if time_left() <= 0:
-        raise ModelError("The run's time was up during a model call.", "wall_clock", tries=failure.tries, waits=failure.waits)
+        raise ModelError(
+            "The run's time was up during a model call.",
+            "wall_clock",
+            tries=failure.tries,
+            waits=failure.waits,
+        )
     if asked is not None and asked > retry.patience and may_retry:
         failure.status = "rate_limited"
-        failure.args = (f"{failure} The server asks to wait {asked:.0f} s, longer than the {retry.patience:.0f} s allowed here.",)
+        failure.args = (
+            f"{failure} The server asks to wait {asked:.0f} s, longer than the {retry.patience:.0f} s "
+            "allowed here.",
+        )
         raise failure
     if not may_retry:
         raise failure
@@ -237,11 +303,18 @@ def _judge(response: httpx.Response) -> tuple[ModelError | None, float | None, b
     status = "rate_limited" if code == 429 else "api_error"
     if code == 200:
         page = "html" in kind or response.content.lstrip()[:1] == b"<"
-        text = f"{response.url} answered " + ("with a web page instead of JSON: is the base URL right, or is a proxy in the way?" if page
-                                              else "with an empty body or something that is not a JSON object.")
+        text = f"{response.url} answered " + (
+            "with a web page instead of JSON: is the base URL right, or is a proxy in the way?"
+            if page
+            else "with an empty body or something that is not a JSON object."
+        )
         again = not page
     if details["code"] == "enforced_spend_limit_reached":
-        return ModelError(text + " This is a spending cap: waiting does not help.", "rate_limited", code), None, False
+        return (
+            ModelError(text + " This is a spending cap: waiting does not help.", "rate_limited", code),
+            None,
+            False,
+        )
     told = response.headers.get("x-should-retry", "").lower()
     again = {"true": True, "false": False}.get(told, again)
     return ModelError(text, status, code), retry_after(response.headers), again
@@ -253,7 +326,11 @@ def _error_details(response: httpx.Response) -> dict:
         error = response.json()["error"]
         if isinstance(error, str):
             return {"message": error[:500], "code": ""}
-        code = (error.get("details") or {}).get("error_code", "") if isinstance(error.get("details"), dict) else ""
+        code = (
+            (error.get("details") or {}).get("error_code", "")
+            if isinstance(error.get("details"), dict)
+            else ""
+        )
         return {"message": str(error.get("message", error))[:500], "code": code}
     except (ValueError, KeyError, TypeError, AttributeError):
         return {"message": " ".join(response.text[:200].split()) or "(empty body)", "code": ""}
@@ -264,8 +341,16 @@ def _describe(error: httpx.TransportError, url: str) -> str:
     reason = str(error) or type(error).__name__
     if isinstance(error, httpx.ConnectTimeout | httpx.ConnectError):
         if "CERTIFICATE" in reason.upper():
-            return f"The certificate of {url} was not accepted ({reason}): check the base URL, the clock of this machine, or SSL_CERT_FILE."
-        if isinstance(error, httpx.ConnectError) and ("name" in reason.lower() or "nodename" in reason.lower() or "address" in reason.lower() and "resolution" in reason.lower()):
+            return (
+                f"The certificate of {url} was not accepted ({reason}): check the base URL, the "
+                "clock of this machine, or SSL_CERT_FILE."
+            )
+        if isinstance(error, httpx.ConnectError) and (
+            "name" in reason.lower()
+            or "nodename" in reason.lower()
+            or "address" in reason.lower()
+            and "resolution" in reason.lower()
+        ):
             return f"The name in {url} could not be found ({reason}): check the base URL and the network."
         return f"No connection to {url} ({reason}): is the server running, and is the base URL right?"
     if isinstance(error, httpx.ProxyError):
@@ -275,13 +360,19 @@ def _describe(error: httpx.TransportError, url: str) -> str:
     return f"The connection to {url} broke ({reason})."
 
 # %% ../nbs/00_loop.ipynb #loop-call-model
-_default_model: Callable[[], Any] | None = None      # set by harnesslab.providers: what call_model asks when it is given no model
+_default_model: Callable[[], Any] | None = (
+    None  # set by harnesslab.providers: what call_model asks when it is given no model
+)
 
 
-def call_model(system: str, tools: list[dict], messages: list[dict], max_tokens: int = 2048, *, model: Any = None) -> dict:
-    """One model call with retries. Returns the reply in the shape of the Messages API: `content` blocks, `stop_reason`, `usage`.
+def call_model(
+    system: str, tools: list[dict], messages: list[dict], max_tokens: int = 2048, *, model: Any = None
+) -> dict:
+    """One model call with retries. Returns the reply in the shape of the Messages API: `content` blocks,
+    `stop_reason`, `usage`.
 
-    `model`: what `harnesslab.connect()` returns. Left out, it is the model that AGENT_MODEL names, or the scripted one.
+    `model`: what `harnesslab.connect()` returns. Left out, it is the model that AGENT_MODEL names, or the
+    scripted one.
     Raises ModelError when the API says no for good, and UsageError when no model can be had.
     """
     if model is None:
@@ -295,7 +386,8 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan
 
 
 def encode_json(value: Any) -> bytes:
-    """The JSON bytes that go over the wire: compact, UTF-8, always valid. Lone surrogates become U+FFFD, NaN and infinity become words."""
+    """The JSON bytes that go over the wire: compact, UTF-8, always valid. Lone surrogates become U+FFFD,
+    NaN and infinity become words."""
     try:
         return _ENCODER.encode(value).encode("utf-8")
     except (UnicodeEncodeError, ValueError):
@@ -303,7 +395,8 @@ def encode_json(value: Any) -> bytes:
 
 
 def mend(value: Any) -> Any:
-    """The same JSON value without the two things that JSON on the wire cannot carry: lone surrogates, and numbers that are not numbers."""
+    """The same JSON value without the two things that JSON on the wire cannot carry: lone surrogates, and
+    numbers that are not numbers."""
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, dict):
@@ -317,7 +410,9 @@ def mend(value: Any) -> Any:
 # %% ../nbs/00_loop.ipynb #loop-reply
 @dataclass
 class Reply:
-    """One answer of a model. `content` is the list of blocks exactly as it came; `seconds` includes the waits between tries."""
+    """One answer of a model. `content` is the list of blocks exactly as it came; `seconds` includes the
+    waits between tries."""
+
     content: list
     stop_reason: str
     usage: Usage = Usage()
@@ -330,7 +425,11 @@ class Reply:
     @property
     def text(self) -> str:
         """All text blocks, joined."""
-        return "\n".join(b["text"] for b in self.content if isinstance(b, dict) and b.get("type") == "text" and b.get("text"))
+        return "\n".join(
+            b["text"]
+            for b in self.content
+            if isinstance(b, dict) and b.get("type") == "text" and b.get("text")
+        )
 
     @property
     def calls(self) -> list[dict]:
@@ -340,7 +439,9 @@ class Reply:
 
 @dataclass(frozen=True)
 class Call:
-    """One tool call, ready to run. `problem` says what was wrong with the arguments on the wire, if they were not an object at all."""
+    """One tool call, ready to run. `problem` says what was wrong with the arguments on the wire, if they
+    were not an object at all."""
+
     id: str
     name: str
     arguments: dict
@@ -348,12 +449,19 @@ class Call:
 
 
 def result_block(call_id: str, text: str, is_error: bool = False) -> dict:
-    """A `tool_result` block. An empty text becomes words, because an empty one may be refused, and says nothing to the model."""
-    return {"type": "tool_result", "tool_use_id": call_id, "content": text if text.strip() else "(no output)", "is_error": is_error}
+    """A `tool_result` block. An empty text becomes words, because an empty one may be refused, and says
+    nothing to the model."""
+    return {
+        "type": "tool_result",
+        "tool_use_id": call_id,
+        "content": text if text.strip() else "(no output)",
+        "is_error": is_error,
+    }
 
 # %% ../nbs/00_loop.ipynb #loop-history-code
 class History:
-    """The messages of one run, in the shape of the Anthropic Messages API. Only ever appended to, and valid after every append."""
+    """The messages of one run, in the shape of the Anthropic Messages API. Only ever appended to, and valid
+    after every append."""
 
     def __init__(self, task: str | list[dict] = (), system: str = "", tools: list[dict] = ()):
         self.system, self.tools = mend(system), list(tools)
@@ -370,7 +478,8 @@ class History:
         self.messages.append(message)
 
     def json(self) -> bytes:
-        """All messages as JSON, joined by commas, without the brackets. What this returned before is always a prefix of what it returns now."""
+        """All messages as JSON, joined by commas, without the brackets. What this returned before is always
+        a prefix of what it returns now."""
         return bytes(self._json)
 
     @property
@@ -383,10 +492,13 @@ class History:
         self.append({"role": "user", "content": text})
 
     def add_reply(self, reply: Reply) -> list[Call]:
-        """Append the assistant's turn untouched, and return its calls. An empty turn is not kept: it would be refused later."""
+        """Append the assistant's turn untouched, and return its calls. An empty turn is not kept: it would
+        be refused later."""
         content, calls = [], []
         for block in reply.content:
-            if not isinstance(block, dict) or (block.get("type") == "text" and not str(block.get("text", "")).strip()):
+            if not isinstance(block, dict) or (
+                block.get("type") == "text" and not str(block.get("text", "")).strip()
+            ):
                 continue
             if block.get("type") == "tool_use":
                 block, call = self._legal_call(block)
@@ -410,14 +522,18 @@ class History:
         return [b["id"] for b in content if b.get("type") == "tool_use"]
 
     def _legal_call(self, block: dict) -> tuple[dict, Call]:
-        """The same block if it may be sent back as it is; otherwise a copy with a unique, legal id and an object as its input."""
+        """The same block if it may be sent back as it is; otherwise a copy with a unique, legal id and an
+        object as its input."""
         given, name, arguments, problem = block.get("id"), block.get("name"), block.get("input"), ""
         legal = re.sub(r"[^a-zA-Z0-9_-]", "_", str(given or "call"))
         while legal in self._ids:
             legal = f"{legal}_{len(self._ids)}"
         self._ids.add(legal)
         if not isinstance(arguments, dict):
-            problem = f"The arguments were not a JSON object but {_short(arguments)}. Nothing was run. Send the call again with an object."
+            problem = (
+                f"The arguments were not a JSON object but {_short(arguments)}. Nothing was "
+                "run. Send the call again with an object."
+            )
             arguments = {}
         name = re.sub(r"[^a-zA-Z0-9_-]", "_", str(name or "unnamed"))[:128]
         if (legal, name) != (given, block.get("name")) or problem:
@@ -432,11 +548,15 @@ def _short(value: Any) -> str:
 # %% ../nbs/00_loop.ipynb #loop-limits-code
 @dataclass(frozen=True)
 class Limits:
-    """When a run must stop. Tokens are tokens, `wall_seconds` are seconds, `max_dollars` needs a model with known prices.
+    """When a run must stop. Tokens are tokens, `wall_seconds` are seconds, `max_dollars` needs a model with
+    known prices.
 
-    `repeat_nudge` and `repeat_stop` count identical calls among the last `repeat_window` calls. `max_tokens` is the room for one reply;
-    a cut-off reply is asked for once more with four times as much. `parallel` is how many read-only calls may run at the same time.
+    `repeat_nudge` and `repeat_stop` count identical calls among the last `repeat_window` calls.
+    `max_tokens` is the room for one reply;
+    a cut-off reply is asked for once more with four times as much. `parallel` is how many read-only calls
+    may run at the same time.
     """
+
     max_steps: int = 30
     max_input_tokens: int = 300_000
     max_dollars: float | None = None
@@ -448,7 +568,15 @@ class Limits:
     parallel: int = 8
 
     def __post_init__(self):
-        for name in ("max_steps", "max_input_tokens", "repeat_nudge", "repeat_stop", "repeat_window", "max_tokens", "parallel"):
+        for name in (
+            "max_steps",
+            "max_input_tokens",
+            "repeat_nudge",
+            "repeat_stop",
+            "repeat_window",
+            "max_tokens",
+            "parallel",
+        ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}.")
@@ -465,6 +593,7 @@ class Limits:
 @dataclass
 class Totals:
     """Every number of a run, folded from its events one by one. This is the only code that counts."""
+
     status: str = ""
     steps: int = 0
     usage: Usage = Usage()
@@ -488,7 +617,8 @@ class Totals:
     _began: float = 0.0
 
     def add(self, event: dict) -> None:
-        """Count one event. Unknown types and missing fields count as nothing, so that damaged traces can still be read."""
+        """Count one event. Unknown types and missing fields count as nothing, so that damaged traces can
+        still be read."""
         count = getattr(self, "_add_" + str(event.get("type")), None)
         payload = event.get("payload")
         if count and isinstance(payload, dict):
@@ -524,39 +654,57 @@ class Totals:
         self.call_as_text += payload.get("kind") == "call_as_text"
 
     def _add_run_ended(self, payload: dict, event: dict) -> None:
-        self.status, self.answer, self.error = payload.get("status", ""), payload.get("answer", ""), payload.get("error", "")
+        self.status, self.answer, self.error = (
+            payload.get("status", ""),
+            payload.get("answer", ""),
+            payload.get("error", ""),
+        )
         self.call_as_text += bool(payload.get("answer_is_call"))
         self.seconds = max(0.0, event.get("time", 0.0) - self._began)
 
     def as_dict(self) -> dict:
-        """Plain values under the names that scripts rely on: status, steps, tok_in, tok_out, tool_errors, and the rest."""
+        """Plain values under the names that scripts rely on: status, steps, tok_in, tok_out, tool_errors,
+        and the rest."""
         out = {key: value for key, value in vars(self).items() if not key.startswith("_") and key != "usage"}
-        return {"status": out.pop("status"), "steps": out.pop("steps"), "tok_in": self.usage.input, "tok_out": self.usage.output,
-                "tool_errors": out.pop("tool_errors"), **asdict(self.usage), **out}
+        return {
+            "status": out.pop("status"),
+            "steps": out.pop("steps"),
+            "tok_in": self.usage.input,
+            "tok_out": self.usage.output,
+            "tool_errors": out.pop("tool_errors"),
+            **asdict(self.usage),
+            **out,
+        }
 
 # %% ../nbs/00_loop.ipynb #loop-watch
-NUDGE = ("[harness] This exact call has been made several times in this run, and nothing has changed in between. "
-         "It will not give a new result, and the run ends if it goes on. Take a different step.")
-CALL_AS_TEXT = ("[harness] The last message described a tool call in words, so nothing was run. "
-                "Either use the tool interface itself, or give the answer in plain sentences.")
+NUDGE = (
+    "[harness] This exact call has been made several times in this run, and nothing has changed in between. "
+    "It will not give a new result, and the run ends if it goes on. Take a different step."
+)
+CALL_AS_TEXT = (
+    "[harness] The last message described a tool call in words, so nothing was run. "
+    "Either use the tool interface itself, or give the answer in plain sentences."
+)
 CHARACTERS_PER_TOKEN = 2.5
-"Deliberately low, for estimates that must not come out too small. Vendors' pages of autumn 2026 give about 2.5 for their newest models, 3 to 4 for older ones."
+"""Deliberately low, for estimates that must not come out too small. Vendors' pages of autumn 2026 give
+about 2.5 for their newest models, 3 to 4 for older ones."""
 
 
 class Watch:
-    """Decides when a run stops. It looks at the totals, the clock, the window and the calls, and touches none of them."""
+    """Decides when a run stops. It looks at the totals, the clock, the window and the calls, and touches
+    none of them."""
 
     def __init__(self, limits: Limits, facts: ModelFacts, totals: Totals, tool_names: set[str] = frozenset()):
         self.limits, self.facts, self.totals, self.tool_names = limits, facts, totals, tool_names
         self.max_tokens = min(limits.max_tokens, facts.max_output)
-        self.stop = ""                      # a decision made while calls were running
-        self.nudged: set[str] = set()       # ids of calls whose result carries the nudge
-        self.words = ""                     # what the harness has to say to the model, once
+        self.stop = ""  # a decision made while calls were running
+        self.nudged: set[str] = set()  # ids of calls whose result carries the nudge
+        self.words = ""  # what the harness has to say to the model, once
         self._told_call_as_text = self._raised = False
         self._recent: deque[str] = deque()
         self._counts: Counter[str] = Counter()
         self._edits: set[str] = set()
-        self._known = (0, 0)                # (tokens of the last prompt, bytes of history that it covered)
+        self._known = (0, 0)  # (tokens of the last prompt, bytes of history that it covered)
 
     def before_call(self, history: History) -> str | None:
         """The status to stop with, or None: go on."""
@@ -567,7 +715,9 @@ class Watch:
             return self.stop
         if self.totals.steps >= limits.max_steps:
             return "max_steps"
-        if usage.input >= limits.max_input_tokens or (limits.max_dollars is not None and (dollars or 0) >= limits.max_dollars):
+        if usage.input >= limits.max_input_tokens or (
+            limits.max_dollars is not None and (dollars or 0) >= limits.max_dollars
+        ):
             return "budget"
         if time_left() <= 0:
             return "wall_clock"
@@ -576,13 +726,15 @@ class Watch:
         return None
 
     def next_prompt(self, history: History) -> int:
-        """Estimated tokens of the next prompt: what the API last counted, plus an estimate for what came since."""
+        """Estimated tokens of the next prompt: what the API last counted, plus an estimate for what came
+        since."""
         tokens, size = self._known
         fixed = 0 if tokens else len(history.system) + len(encode_json(history.tools))
         return tokens + math.ceil((history.size - size + fixed) / CHARACTERS_PER_TOKEN)
 
     def after_reply(self, reply: Reply, history: History) -> tuple[str | None, bool]:
-        """(the status to stop with or None, whether the reply may enter the history). Neither: send the same again, with more room."""
+        """(the status to stop with or None, whether the reply may enter the history). Neither: send the
+        same again, with more room."""
         if reply.usage.input:
             self._known = (reply.usage.input, history.size)
         if reply.stop_reason == "max_tokens":
@@ -612,7 +764,8 @@ class Watch:
         return self._counts[identity]
 
     def world_changed(self, call: Call) -> None:
-        """A successful edit. If it is a new one, what was read or run before may be read or run again; edits stay counted."""
+        """A successful edit. If it is a new one, what was read or run before may be read or run again;
+        edits stay counted."""
         identity = _identity(call)
         if identity not in self._edits:
             self._edits.add(identity)
@@ -629,7 +782,8 @@ _FENCE = re.compile(r"^\s*```[a-z_]*\s*\n(.*?)\n?```\s*$", re.DOTALL)
 
 
 def looks_like_call(text: str, tool_names: set[str] = frozenset()) -> bool:
-    """True when a final text is a tool call written out instead of made. An answer that merely talks about calls is not one."""
+    """True when a final text is a tool call written out instead of made. An answer that merely talks about
+    calls is not one."""
     if _MARKS.search(text):
         return True
     fenced = _FENCE.match(text)
@@ -650,13 +804,17 @@ def _is_call(value: Any, tool_names: set[str]) -> bool:
         return False
     inner = value.get("function") if isinstance(value.get("function"), dict) else value
     name = inner.get("name") or inner.get("tool") or inner.get("tool_name") or value.get("function")
-    has_arguments = any(isinstance(inner.get(key), dict | str) for key in ("arguments", "parameters", "input", "args"))
+    has_arguments = any(
+        isinstance(inner.get(key), dict | str) for key in ("arguments", "parameters", "input", "args")
+    )
     return isinstance(name, str) and (has_arguments or name in tool_names)
 
 # %% ../nbs/00_loop.ipynb #loop-tool-result
 @dataclass
 class ToolResult:
-    """What a tool hands back. `changed` names the files that a successful edit changed; `ends_run` is a status, when no further call can work."""
+    """What a tool hands back. `changed` names the files that a successful edit changed; `ends_run` is a
+    status, when no further call can work."""
+
     text: str
     is_error: bool = False
     changed: tuple[str, ...] = ()
@@ -668,7 +826,8 @@ DENIED = "user denied this action"
 
 
 class _Threads:
-    """Threads that run tools, made when first needed and reused. The loop can stop waiting for them, so none may hold up the program's end."""
+    """Threads that run tools, made when first needed and reused. The loop can stop waiting for them, so
+    none may hold up the program's end."""
 
     def __init__(self):
         self._jobs: queue.SimpleQueue = queue.SimpleQueue()
@@ -676,7 +835,8 @@ class _Threads:
         self._free = threading.Semaphore(0)
 
     def submit(self, run: Callable[[], ToolResult]) -> Future:
-        """A future of (result, seconds). The tool sees this thread's context variables, so the run's clock too."""
+        """A future of (result, seconds). The tool sees this thread's context variables, so the run's clock
+        too."""
         future: Future = Future()
         if not self._free.acquire(blocking=False):
             thread = threading.Thread(target=self._work, daemon=True, name="harnesslab-tool")
@@ -692,7 +852,7 @@ class _Threads:
             try:
                 result = context.run(run)
                 result = result if isinstance(result, ToolResult) else ToolResult(str(result))
-            except KeyboardInterrupt:                    # raised inside a tool: it stops the run, as Ctrl-C does
+            except KeyboardInterrupt:  # raised inside a tool: it stops the run, as Ctrl-C does
                 context[_CLOCK].cancel.set()
                 result = ToolResult(INTERRUPTED, True)
             except BaseException as error:
@@ -702,14 +862,17 @@ class _Threads:
             self._free.release()
 
     def close(self) -> None:
-        """End the idle threads. One that is stuck in a tool is left behind as a daemon: Python cannot end it."""
+        """End the idle threads. One that is stuck in a tool is left behind as a daemon: Python cannot end
+        it."""
         for _ in self._threads:
             self._jobs.put(None)
         for thread in self._threads:
             thread.join(timeout=0.2)
 
 # %% ../nbs/00_loop.ipynb #loop-run-calls-code
-def run_calls(calls: list[Call], tools: Any, gate: Callable, watch: Watch, record: "Recorder", threads: _Threads) -> list[dict]:
+def run_calls(
+    calls: list[Call], tools: Any, gate: Callable, watch: Watch, record: "Recorder", threads: _Threads
+) -> list[dict]:
     """Run the calls of one turn and return one result block for each, in call order, whatever happens."""
     results: dict[str, dict] = {}
     begun: list[tuple[Call, ToolResult | Future]] = []
@@ -750,7 +913,9 @@ def _batches(calls: list[Call], tools: Any, size: int) -> Iterator[list[Call]]:
         yield batch
 
 # %% ../nbs/00_loop.ipynb #loop-begin
-def _begin(call: Call, tools: Any, gate: Callable, watch: Watch, record: "Recorder", threads: _Threads) -> ToolResult | Future:
+def _begin(
+    call: Call, tools: Any, gate: Callable, watch: Watch, record: "Recorder", threads: _Threads
+) -> ToolResult | Future:
     """Check one call and start it. Returns at once: a result that is already known, or a future."""
     record("tool_called", id=call.id, name=call.name, arguments=call.arguments)
     if cancelled():
@@ -787,7 +952,8 @@ def _allowed(call: Call, gate: Callable, record: "Recorder") -> bool:
 
 
 def _as_result(error: BaseException) -> ToolResult:
-    """An exception as data. A tool's own error speaks for itself; any other keeps its type, because the type is half of the news."""
+    """An exception as data. A tool's own error speaks for itself; any other keeps its type, because the
+    type is half of the news."""
     text = str(error)
     if not getattr(error, "for_model", False):
         text = f"{type(error).__name__}: {text}" if text else f"{type(error).__name__} (no message)"
@@ -810,13 +976,21 @@ def _finish(call: Call, outcome: ToolResult | Future, watch: Watch, record: "Rec
     if call.id in watch.nudged:
         text = f"{text}\n\n{NUDGE}"
     block = result_block(call.id, text, outcome.is_error)
-    record("tool_returned", id=call.id, name=call.name, content=block["content"], is_error=block["is_error"],
-           seconds=round(seconds, 6), changed=list(outcome.changed))
+    record(
+        "tool_returned",
+        id=call.id,
+        name=call.name,
+        content=block["content"],
+        is_error=block["is_error"],
+        seconds=round(seconds, 6),
+        changed=list(outcome.changed),
+    )
     return block
 
 
 def _wait(future: Future) -> tuple[ToolResult, float]:
-    """The tool's result, or an error result if the deadline or a stop comes first. Never raises, except KeyboardInterrupt."""
+    """The tool's result, or an error result if the deadline or a stop comes first. Never raises, except
+    KeyboardInterrupt."""
     began, ends = time.perf_counter(), None
     while True:
         with contextlib.suppress(TimeoutError):
@@ -824,7 +998,11 @@ def _wait(future: Future) -> tuple[ToolResult, float]:
         if ends is None and (cancelled() or time_left() <= 0):
             ends = time.monotonic() + GRACE
         if ends is not None and time.monotonic() > ends:
-            why = INTERRUPTED if cancelled() else "The run's time is up before this call came back. Nothing is known about its effect."
+            why = (
+                INTERRUPTED
+                if cancelled()
+                else "The run's time is up before this call came back. Nothing is known about its effect."
+            )
             return ToolResult(why, True), time.perf_counter() - began
 
 # %% ../nbs/00_loop.ipynb #loop-event-log
@@ -832,9 +1010,11 @@ TRACE_VERSION = 1
 
 
 class EventLog:
-    """A sink that appends one JSON line an event to a file, unbuffered. If a crash left half a line at the end, a line break comes first.
+    """A sink that appends one JSON line an event to a file, unbuffered. If a crash left half a line at the
+    end, a line break comes first.
 
-    `scrub`: a function from text to text, applied to every line before it is written (to take secrets out). Raises UsageError if the path cannot be written.
+    `scrub`: a function from text to text, applied to every line before it is written (to take secrets out).
+    Raises UsageError if the path cannot be written.
     """
 
     def __init__(self, path: str | Path, scrub: Callable[[str], str] | None = None):
@@ -842,10 +1022,15 @@ class EventLog:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(self.path, "ab+", buffering=0)
-            if self._file.seek(0, os.SEEK_END) and (self._file.seek(-1, os.SEEK_END), self._file.read(1))[1] != b"\n":
+            if (
+                self._file.seek(0, os.SEEK_END)
+                and (self._file.seek(-1, os.SEEK_END), self._file.read(1))[1] != b"\n"
+            ):
                 self._file.write(b"\n")
         except OSError as error:
-            raise UsageError(f"The trace cannot be written to {self.path} ({error.strerror}): choose another path.") from None
+            raise UsageError(
+                f"The trace cannot be written to {self.path} ({error.strerror}): choose another path."
+            ) from None
 
     def __call__(self, event: dict) -> None:
         line = encode_json(event)
@@ -865,28 +1050,48 @@ class EventLog:
 
 # %% ../nbs/00_loop.ipynb #loop-recorder
 class Recorder:
-    """Turns what happens into events, counts them, and hands them to the sink. `lost` counts events that the sink did not take."""
+    """Turns what happens into events, counts them, and hands them to the sink. `lost` counts events that
+    the sink did not take."""
 
     def __init__(self, sink: Callable[[dict], None], run: str = ""):
         self.sink, self.run = sink, run or uuid.uuid4().hex[:12]
         self.totals, self.step, self.lost, self._number = Totals(), 0, 0, 0
 
     def __call__(self, type: str, **payload: Any) -> None:
-        event = {"v": TRACE_VERSION, "run": self.run, "n": self._number, "step": self.step, "time": time.time(), "type": type, "payload": payload}
+        event = {
+            "v": TRACE_VERSION,
+            "run": self.run,
+            "n": self._number,
+            "step": self.step,
+            "time": time.time(),
+            "type": type,
+            "payload": payload,
+        }
         self._number += 1
         self.totals.add(event)
         try:
             self.sink(event)
-        except Exception:                   # a full disk must not end a run that goes well
+        except Exception:  # a full disk must not end a run that goes well
             self.lost += 1
 
 # %% ../nbs/00_loop.ipynb #loop-run-loop
-def run_loop(history: History, model: Any, tools: Any, limits: Limits = Limits(), gate: Callable[[str, dict], bool] = lambda name, arguments: True,
-             sink: Callable[[dict], None] = lambda event: None, *, about: dict | None = None, cancel: threading.Event | None = None) -> "Run":
+def run_loop(
+    history: History,
+    model: Any,
+    tools: Any,
+    limits: Limits = Limits(),
+    gate: Callable[[str, dict], bool] = lambda name, arguments: True,
+    sink: Callable[[dict], None] = lambda event: None,
+    *,
+    about: dict | None = None,
+    cancel: threading.Event | None = None,
+) -> "Run":
     """Ask the model, run its calls, hand back the results, until a stop condition holds.
 
-    `model(history, max_tokens)` returns a Reply or raises ModelError, and has `facts`; `tools` is a registry; `gate` decides on calls that are not
-    read-only; `sink` takes every event; `about` is added to the first event; `cancel` stops the run from another thread.
+    `model(history, max_tokens)` returns a Reply or raises ModelError, and has `facts`; `tools` is a
+    registry; `gate` decides on calls that are not
+    read-only; `sink` takes every event; `about` is added to the first event; `cancel` stops the run from
+    another thread.
     Raises UsageError for limits that cannot hold. Nothing that a model or a tool does is raised.
     """
     check_limits(limits, model.facts)
@@ -896,13 +1101,17 @@ def run_loop(history: History, model: Any, tools: Any, limits: Limits = Limits()
     with run_clock(limits.wall_seconds, cancel):
         _record_start(record, history, model, limits, about or {})
         try:
-            while (stop := watch.before_call(history)) is None:         # max_steps, budget, wall_clock, context_full ...
-                reply = _ask(model, history, watch, record)             # one API call, retries inside
-                stop, keep = watch.after_reply(reply, history)          # done, truncated, refusal
-                calls = history.add_reply(reply) if keep else []        # untouched, first
+            while (
+                stop := watch.before_call(history)
+            ) is None:  # max_steps, budget, wall_clock, context_full ...
+                reply = _ask(model, history, watch, record)  # one API call, retries inside
+                stop, keep = watch.after_reply(reply, history)  # done, truncated, refusal
+                calls = history.add_reply(reply) if keep else []  # untouched, first
                 if stop:
                     break
-                history.add_results(run_calls(calls, tools, gate, watch, record, threads))      # all of them, one message
+                history.add_results(
+                    run_calls(calls, tools, gate, watch, record, threads)
+                )  # all of them, one message
                 _say(watch, history, record)
         except _ModelFailed as failure:
             stop, error = failure.args
@@ -911,12 +1120,20 @@ def run_loop(history: History, model: Any, tools: Any, limits: Limits = Limits()
         history.add_results([result_block(call_id, INTERRUPTED, True) for call_id in history.open_calls()])
         threads.close()
         answer = reply.text if reply and stop == "done" else ""
-        record("run_ended", status=stop, answer=answer, error=error, answer_is_call=looks_like_call(answer, watch.tool_names), lost=record.lost)
+        record(
+            "run_ended",
+            status=stop,
+            answer=answer,
+            error=error,
+            answer_is_call=looks_like_call(answer, watch.tool_names),
+            lost=record.lost,
+        )
     return Run(record, history)
 
 # %% ../nbs/00_loop.ipynb #loop-run-loop-parts
 class Run(dict):
-    """A finished run: a dictionary of plain values (status, steps, tok_in, tok_out, tool_errors, dollars, answer, ...), and the `history` to go on from."""
+    """A finished run: a dictionary of plain values (status, steps, tok_in, tok_out, tool_errors, dollars,
+    answer, ...), and the `history` to go on from."""
 
     def __init__(self, record: Recorder, history: History):
         super().__init__(record.totals.as_dict(), events_lost=record.lost)
@@ -940,13 +1157,32 @@ class _ModelFailed(Exception):
 def check_limits(limits: Limits, facts: ModelFacts) -> None:
     """UsageError for a limit that cannot hold for this model."""
     if limits.max_dollars is not None and facts.prices is None:
-        raise UsageError(f"The prices of {facts.name} are unknown, so a limit in dollars cannot hold: use max_input_tokens, or add its prices.")
+        raise UsageError(
+            f"The prices of {facts.name} are unknown, so a limit in dollars cannot hold: use "
+            "max_input_tokens, or add its prices."
+        )
 
 
 def _record_start(record: Recorder, history: History, model: Any, limits: Limits, about: dict) -> None:
-    task = next((m["content"] for m in reversed(history.messages) if m["role"] == "user" and isinstance(m["content"], str)), "")
-    record("run_started", task=task, messages=history.messages[:], system=history.system, tools=history.tools,
-           model=asdict(model.facts), request=dict(getattr(model, "request", {})), limits=asdict(limits), **about)
+    task = next(
+        (
+            m["content"]
+            for m in reversed(history.messages)
+            if m["role"] == "user" and isinstance(m["content"], str)
+        ),
+        "",
+    )
+    record(
+        "run_started",
+        task=task,
+        messages=history.messages[:],
+        system=history.system,
+        tools=history.tools,
+        model=asdict(model.facts),
+        request=dict(getattr(model, "request", {})),
+        limits=asdict(limits),
+        **about,
+    )
 
 
 def _ask(model: Any, history: History, watch: Watch, record: Recorder) -> Reply:
@@ -955,11 +1191,19 @@ def _ask(model: Any, history: History, watch: Watch, record: Recorder) -> Reply:
     record("model_called", max_tokens=watch.max_tokens, estimated_prompt=watch.next_prompt(history))
     try:
         reply = model(history, watch.max_tokens, on_wait=lambda info: record("model_waited", **info))
-    except Exception as error:              # a ModelError knows its status; whatever else a model raises is an api_error
+    except Exception as error:  # a ModelError knows its status; whatever else a model raises is an api_error
         text = str(error) if hasattr(error, "http_status") else f"{type(error).__name__}: {error}"
         raise _ModelFailed(getattr(error, "status", "api_error"), text) from error
-    record("model_replied", content=reply.content, stop_reason=reply.stop_reason, usage=asdict(reply.usage), seconds=round(reply.seconds, 6),
-           tries=reply.tries, waits=round(reply.waits, 3), request_bytes=reply.request_bytes)
+    record(
+        "model_replied",
+        content=reply.content,
+        stop_reason=reply.stop_reason,
+        usage=asdict(reply.usage),
+        seconds=round(reply.seconds, 6),
+        tries=reply.tries,
+        waits=round(reply.waits, 3),
+        request_bytes=reply.request_bytes,
+    )
     return reply
 
 

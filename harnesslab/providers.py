@@ -21,7 +21,21 @@ import httpx
 
 from . import loop
 from .fake_api import FakeApi
-from .loop import History, ModelError, ModelFacts, Prices, Reply, Retry, Usage, UsageError, cancelled, encode_json, pause, post, time_left
+from harnesslab.loop import (
+    History,
+    ModelError,
+    ModelFacts,
+    Prices,
+    Reply,
+    Retry,
+    Usage,
+    UsageError,
+    cancelled,
+    encode_json,
+    pause,
+    post,
+    time_left,
+)
 from .scripted import canned, scripted_api
 
 # Re-exported: `from harnesslab.providers import call_model` always finds a model to call.
@@ -41,7 +55,7 @@ class _DeadlineStream(httpcore.NetworkStream):
             if wait <= 0 or cancelled():
                 raise httpcore.ReadTimeout("no answer in time")
             try:
-                return self._stream.read(max_bytes, min(wait, 0.25))     # short waits, so that stop is seen
+                return self._stream.read(max_bytes, min(wait, 0.25))  # short waits, so that stop is seen
             except httpcore.ReadTimeout:
                 continue
 
@@ -70,7 +84,9 @@ class _DeadlineBackend(httpcore.NetworkBackend):
         self._backend = backend
 
     def connect_tcp(self, host, port, timeout=None, local_address=None, socket_options=None):
-        return _DeadlineStream(self._backend.connect_tcp(host, port, _at_most(timeout), local_address, socket_options))
+        return _DeadlineStream(
+            self._backend.connect_tcp(host, port, _at_most(timeout), local_address, socket_options)
+        )
 
     def connect_unix_socket(self, path, timeout=None, socket_options=None):
         return _DeadlineStream(self._backend.connect_unix_socket(path, _at_most(timeout), socket_options))
@@ -81,69 +97,132 @@ class _DeadlineBackend(httpcore.NetworkBackend):
 
 @functools.cache
 def _certificates():
-    return httpx.create_ssl_context()       # 20 ms of reading files: once is enough
+    return httpx.create_ssl_context()  # 20 ms of reading files: once is enough
 
 
 def make_client(transport: httpx.BaseTransport | None = None) -> httpx.Client:
-    """The project's HTTP client: 10 s to connect, 600 s for a reply, never longer than the run has left.
+    """The project's HTTP client. Every wait on its connections ends at the run's deadline.
 
-    `transport`: an in-process API (`FakeApi.transport()`) instead of the network. Proxy variables of the environment are honoured.
+    `transport`: an in-process API (`FakeApi.transport()`) instead of the network. Proxy variables of the
+    environment are honoured.
     """
-    timeout = httpx.Timeout(600.0, connect=10.0)
     if transport is not None:
-        return httpx.Client(transport=transport, timeout=timeout)
-    client = httpx.Client(timeout=timeout, verify=_certificates())
+        return httpx.Client(transport=transport)
+    client = httpx.Client(verify=_certificates())
     for door in (client._transport, *client._mounts.values()):
-        if door is not None:                 # httpx has no public way in; a test fails if this door moves
+        if door is not None:  # httpx has no public way in; a test fails if this door moves
             door._pool._network_backend = _DeadlineBackend(door._pool._network_backend)
     return client
 
 # %% ../nbs/appendix/providers.ipynb #providers-facts-code
-def _claude(name: str, window: int, max_output: int, input: float, output: float, read: float | None, **long_prompt: Any) -> ModelFacts:
+def _claude(
+    name: str,
+    window: int,
+    max_output: int,
+    input: float,
+    output: float,
+    read: float | None,
+    **long_prompt: Any,
+) -> ModelFacts:
     """A write to the five-minute cache costs 1.25 times the input price on every Claude model."""
-    prices = None if read is None else Prices(input, output, read, input * 1.25, source="platform.claude.com, models and pricing", date="2026-11", **long_prompt)
+    prices = (
+        None
+        if read is None
+        else Prices(
+            input,
+            output,
+            read,
+            input * 1.25,
+            source="platform.claude.com, models and pricing",
+            date="2026-11",
+            **long_prompt,
+        )
+    )
     return ModelFacts(name, window, max_output, prices)
 
 
-FACTS: dict[str, ModelFacts] = {facts.name: facts for facts in (
-    _claude("claude-haiku-5-5", 1_000_000, 128_000, 0.10, 0.50, 0.01, long_prompt_over=100_000, long_factor=5),
-    _claude("claude-haiku-4-5", 200_000, 64_000, 1, 5, 0.10),
-    _claude("claude-sonnet-5-5", 1_000_000, 128_000, 2, 10, 0.10),
-    _claude("claude-opus-5-5", 1_000_000, 128_000, 4, 20, 0.20),
-    _claude("claude-opus-5", 1_000_000, 128_000, 5, 25, 0.50),
-    _claude("claude-opus-4-8", 1_000_000, 128_000, 5, 25, 0.50),
-    _claude("claude-opus-4-7", 1_000_000, 128_000, 5, 25, 0.50),
-    _claude("claude-opus-4-6", 1_000_000, 128_000, 5, 25, 0.50),
-    _claude("claude-fable-5-2", 1_000_000, 128_000, 8, 40, None),      # its cache price was not found, so its price is unknown
-)}
-"Facts of known models by name. Add your own: `FACTS['my-model'] = ModelFacts('my-model', window=32_000, max_output=8_000)`."
+FACTS: dict[str, ModelFacts] = {
+    facts.name: facts
+    for facts in (
+        _claude(
+            "claude-haiku-5-5", 1_000_000, 128_000, 0.10, 0.50, 0.01, long_prompt_over=100_000, long_factor=5
+        ),
+        _claude("claude-haiku-4-5", 200_000, 64_000, 1, 5, 0.10),
+        _claude("claude-sonnet-5-5", 1_000_000, 128_000, 2, 10, 0.10),
+        _claude("claude-opus-5-5", 1_000_000, 128_000, 4, 20, 0.20),
+        _claude("claude-opus-5", 1_000_000, 128_000, 5, 25, 0.50),
+        _claude("claude-opus-4-8", 1_000_000, 128_000, 5, 25, 0.50),
+        _claude("claude-opus-4-7", 1_000_000, 128_000, 5, 25, 0.50),
+        _claude("claude-opus-4-6", 1_000_000, 128_000, 5, 25, 0.50),
+        _claude(
+            "claude-fable-5-2", 1_000_000, 128_000, 8, 40, None
+        ),  # its cache price was not found, so its price is unknown
+    )
+}
+"""Facts of known models by name. Add your own: `FACTS['my-model'] = ModelFacts('my-model', window=32_000,
+max_output=8_000)`."""
 
 
 def model_facts(name: str) -> ModelFacts:
-    """The facts of a model; cautious ones for a name that is not in the table (200k window, 32k output, price unknown). A dated id finds its model."""
+    """The facts of a model; cautious ones for a name that is not in the table (200k window, 32k output,
+    price unknown). A dated id finds its model."""
     return FACTS.get(name) or FACTS.get(re.sub(r"-\d{8}$", "", name)) or ModelFacts(name, 200_000, 32_000)
 
 # %% ../nbs/appendix/providers.ipynb #providers-anthropic-code
 class AnthropicModel:
-    """A model behind the Anthropic Messages API, or behind any server that speaks it. Call it with a history; it returns a Reply or raises ModelError.
+    """A model behind the Anthropic Messages API, or behind any server that speaks it. Call it with a
+    history; it returns a Reply or raises ModelError.
 
-    `request`: extra fields of every body (cache_control, thinking, tool_choice ...). `on_wait` is told of every wait between tries.
+    `request`: extra fields of every body (cache_control, thinking, tool_choice ...). `on_wait` is told of
+    every wait between tries.
     """
 
-    def __init__(self, facts: ModelFacts, client: httpx.Client, base_url: str = "https://api.anthropic.com", key: str = "",
-                 *, request: dict | None = None, retry: Retry = Retry()):
-        self.facts, self.client, self.retry, self.url = facts, client, retry, base_url.rstrip("/") + "/v1/messages"
+    def __init__(
+        self,
+        facts: ModelFacts,
+        client: httpx.Client,
+        base_url: str = "https://api.anthropic.com",
+        key: str = "",
+        *,
+        request: dict | None = None,
+        retry: Retry = Retry(),
+    ):
+        self.facts, self.client, self.retry, self.url = (
+            facts,
+            client,
+            retry,
+            base_url.rstrip("/") + "/v1/messages",
+        )
         self.request = {"cache_control": {"type": "ephemeral"}} if request is None else request
-        self._headers = {"x-api-key": key, "anthropic-version": "2023-06-01", "content-type": "application/json"}
+        self._headers = {
+            "x-api-key": key,
+            "anthropic-version": "2023-06-01",
+            "content-type": "application/json",
+        }
 
-    def __call__(self, history: History, max_tokens: int, on_wait: Callable[[dict], None] = lambda info: None) -> Reply:
+    def __call__(
+        self, history: History, max_tokens: int, on_wait: Callable[[dict], None] = lambda info: None
+    ) -> Reply:
         body = anthropic_body(history, self.facts.name, max_tokens, self.request)
         began = time.perf_counter()
         raw, tries, waits = post(self.client, self.url, self._headers, body, self.retry, on_wait)
         content, usage = raw.get("content"), raw.get("usage")
         if not isinstance(content, list):
-            raise ModelError(f"{self.url} answered, but not in the shape of the Messages API (no list of content blocks): is the base URL right?", tries=tries)
-        return Reply(content, str(raw.get("stop_reason")), anthropic_usage(usage), time.perf_counter() - began, tries, waits, len(body), raw)
+            raise ModelError(
+                f"{self.url} answered, but not in the shape of the Messages API (no list of content "
+                "blocks): is the base URL right?",
+                tries=tries,
+            )
+        return Reply(
+            content,
+            str(raw.get("stop_reason")),
+            anthropic_usage(usage),
+            time.perf_counter() - began,
+            tries,
+            waits,
+            len(body),
+            raw,
+        )
 
     def close(self) -> None:
         """Close the connections."""
@@ -151,7 +230,8 @@ class AnthropicModel:
 
 
 def anthropic_body(history: History, model: str, max_tokens: int, request: dict) -> bytes:
-    """The bytes of one request. Only the last message is new: everything before it was encoded when it was appended."""
+    """The bytes of one request. Only the last message is new: everything before it was encoded when it was
+    appended."""
     head = {"model": model, "max_tokens": max_tokens, **request}
     if history.system:
         head["system"] = history.system
@@ -161,29 +241,49 @@ def anthropic_body(history: History, model: str, max_tokens: int, request: dict)
 
 
 def anthropic_usage(usage: Any) -> Usage:
-    """The API's usage in our normal form. It counts cached tokens beside `input_tokens`, so the three are simply taken over."""
+    """The API's usage in our normal form. It counts cached tokens beside `input_tokens`, so the three are
+    simply taken over."""
     usage = usage if isinstance(usage, dict) else {}
     names = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens", "output_tokens")
     return Usage(*(value if isinstance(value := usage.get(name), int) else 0 for name in names))
 
 # %% ../nbs/appendix/providers.ipynb #providers-offline-code
-def offline(policy: Any = None, *, name: str = "scripted-general", retry: Retry = Retry(first=0.01), request: dict | None = None, **api_options: Any) -> AnthropicModel:
-    """A scripted model behind the strict local API. `policy`: a policy, a list of replies, or None for the policy that `name` stands for.
+def offline(
+    policy: Any = None,
+    *,
+    name: str = "scripted-general",
+    retry: Retry = Retry(first=0.01),
+    request: dict | None = None,
+    **api_options: Any,
+) -> AnthropicModel:
+    """A scripted model behind the strict local API. `policy`: a policy, a list of replies, or None for the
+    policy that `name` stands for.
 
-    `api_options` go to FakeApi (faults, keys, merge ...). `name` may be a real model's: then its window, limits and prices apply, and the answers are still scripted.
+    `api_options` go to FakeApi (faults, keys, merge ...). `name` may be a real model's: then its window,
+    limits and prices apply, and the answers are still scripted.
     """
     if policy is None:
         api = scripted_api(name, **api_options)
     else:
         api = FakeApi(canned(policy) if isinstance(policy, list) else policy, **api_options)
     facts = replace(FACTS.get(name) or ModelFacts(name), scripted=True)
-    return AnthropicModel(facts, make_client(api.transport()), "http://scripted", "offline", retry=retry, request=request)
+    return AnthropicModel(
+        facts, make_client(api.transport()), "http://scripted", "offline", retry=retry, request=request
+    )
 
 # %% ../nbs/appendix/providers.ipynb #providers-connect-code
-def connect(name: str | None = None, *, base_url: str | None = None, key: str | None = None, parallel_tool_calls: bool = True, retry: Retry = Retry()) -> AnthropicModel:
+def connect(
+    name: str | None = None,
+    *,
+    base_url: str | None = None,
+    key: str | None = None,
+    parallel_tool_calls: bool = True,
+    retry: Retry = Retry(),
+) -> AnthropicModel:
     """The model to use: `name`, else AGENT_MODEL, else the scripted one.
 
-    `base_url` (else AGENT_BASE_URL): a server that speaks the Messages API. `key` (else ANTHROPIC_API_KEY). `parallel_tool_calls=False` asks for one call a turn.
+    `base_url` (else AGENT_BASE_URL): a server that speaks the Messages API. `key` (else ANTHROPIC_API_KEY).
+    `parallel_tool_calls=False` asks for one call a turn.
     Raises UsageError, in one sentence, for a name that cannot be reached from here.
     """
     name = (name or os.environ.get("AGENT_MODEL") or "scripted/general").strip()
@@ -196,17 +296,34 @@ def connect(name: str | None = None, *, base_url: str | None = None, key: str | 
     if provider == "scripted":
         return _connect_scripted(model, request, retry)
     if provider not in ("", "anthropic") or not (provider or model.startswith("claude-")):
-        raise UsageError(f"{name!r} is no model known here: use anthropic/NAME, a name that begins with claude-, or scripted/general.")
+        raise UsageError(
+            f"{name!r} is no model known here: use anthropic/NAME, a name that begins with claude-, "
+            "or scripted/general."
+        )
     if not key and not base_url:
-        raise UsageError(f"{name} needs a key: set ANTHROPIC_API_KEY, or AGENT_BASE_URL for a server of your own, or use scripted/general.")
+        raise UsageError(
+            f"{name} needs a key: set ANTHROPIC_API_KEY, or AGENT_BASE_URL for a server of your own, "
+            "or use scripted/general."
+        )
     _check_url(base_url or "https://api.anthropic.com")
-    return AnthropicModel(model_facts(model), make_client(), base_url or "https://api.anthropic.com", key or "none", request=request, retry=retry)
+    return AnthropicModel(
+        model_facts(model),
+        make_client(),
+        base_url or "https://api.anthropic.com",
+        key or "none",
+        request=request,
+        retry=retry,
+    )
 
 
 def _connect_scripted(model: str, request: dict, retry: Retry) -> AnthropicModel:
     known = ("general", "walkthrough")
     if model not in known:
-        raise UsageError(f"There is no scripted model {model!r}: use " + " or ".join(f"scripted/{name}" for name in known) + ".")
+        raise UsageError(
+            f"There is no scripted model {model!r}: use "
+            + " or ".join(f"scripted/{name}" for name in known)
+            + "."
+        )
     return offline(name=f"scripted-{model}", request=request, retry=retry)
 
 
@@ -214,7 +331,9 @@ def _check_url(url: str) -> None:
     try:
         parts = httpx.URL(url)
     except httpx.InvalidURL as error:
-        raise UsageError(f"The base URL {url!r} is not a URL ({error}): it looks like http://127.0.0.1:8080.") from None
+        raise UsageError(
+            f"The base URL {url!r} is not a URL ({error}): it looks like http://127.0.0.1:8080."
+        ) from None
     if parts.scheme not in ("http", "https") or not parts.host:
         raise UsageError(f"The base URL {url!r} is not complete: it looks like http://127.0.0.1:8080.")
 
@@ -226,18 +345,26 @@ def _connect_once(*environment: str | None) -> AnthropicModel:
 
 def _default_model() -> AnthropicModel:
     """The model that the environment names now; made once for each setting of the environment."""
-    return _connect_once(*(os.environ.get(name) for name in ("AGENT_MODEL", "AGENT_BASE_URL", "ANTHROPIC_API_KEY")))
+    return _connect_once(
+        *(os.environ.get(name) for name in ("AGENT_MODEL", "AGENT_BASE_URL", "ANTHROPIC_API_KEY"))
+    )
 
 
 loop._default_model = _default_model
 
 
 def check_reachable(model: AnthropicModel) -> None:
-    """UsageError when nothing listens at the model's own server. A server behind a proxy, and a scripted model, are not asked."""
+    """UsageError when nothing listens at the model's own server. A server behind a proxy, and a scripted
+    model, are not asked."""
     url = httpx.URL(model.url)
     if model.facts.scripted or url.host not in ("127.0.0.1", "localhost", "::1"):
         return
     try:
-        socket.create_connection((url.host, url.port or {"https": 443}.get(url.scheme, 80)), timeout=3).close()
+        socket.create_connection(
+            (url.host, url.port or {"https": 443}.get(url.scheme, 80)), timeout=3
+        ).close()
     except OSError as error:
-        raise UsageError(f"No server answers at {url.host}:{url.port or 80} ({error.strerror or error}): start it, or check the base URL.") from None
+        raise UsageError(
+            f"No server answers at {url.host}:{url.port or 80} ({error.strerror or error}): start it, "
+            "or check the base URL."
+        ) from None

@@ -4,13 +4,15 @@
 
 # %% auto #0
 __all__ = ['MAX_OUT', 'MAX_FILES', 'SKIPPED_FOLDERS', 'MAX_LINES', 'MAX_LINE', 'MAX_MATCHES', 'READ_ONLY', 'ToolError', 'clip',
-           'safe_path', 'list_dir', 'read_file', 'search', 'edit_file', 'Tool', 'Registry', 'as_text', 'file_tools']
+           'safe_path', 'list_dir', 'read_file', 'search', 'edit_file', 'Tool', 'Registry', 'as_text', 'file_tools',
+           'settle']
 
 # %% ../nbs/01_tools.ipynb #tools-imports
 import ast
 import contextlib
 import dataclasses
 import difflib
+import functools
 import heapq
 import inspect
 import json
@@ -40,6 +42,7 @@ class ToolError(Exception):
 
     `ends_run`: the status to end the run with, when no further call can work (for example "sandbox_lost").
     """
+
     for_model = True
 
     def __init__(self, message: str, ends_run: str = ""):
@@ -48,28 +51,31 @@ class ToolError(Exception):
 
 
 MAX_OUT = 8_000
-"Characters in one tool result. English and code have 2.5 to 4 characters per token, so this is about 2,000 to 3,200 tokens."
+"""Characters in one tool result. English and code have 2.5 to 4 characters per token, so this is about
+2,000 to 3,200 tokens."""
 
 # %% ../nbs/01_tools.ipynb #tools-clip-code
 def clip(s: str, limit: int = MAX_OUT) -> str:
-    """`s` if it has at most `limit` characters, else its first and last parts with a line between them that says how much was cut.
+    """`s` if it has at most `limit` characters, else its first and last parts with a line between them that
+    says how much was cut.
 
     The result never has more than `limit` characters (for limits of 100 and more).
     """
     if len(s) <= limit:
         return s
-    room = limit - 60                           # for the line in the middle
-    head, tail = s[:room - room // 2], s[len(s) - room // 2:]
+    room = limit - 60  # for the line in the middle
+    head, tail = s[: room - room // 2], s[len(s) - room // 2 :]
     return f"{head}\n[... {len(s) - room:,} characters cut here ...]\n{tail}"
 
 # %% ../nbs/01_tools.ipynb #tools-paths-code
 def safe_path(root: Path, p: str) -> Path:
-    """The absolute path of `p` under `root`, links resolved. ToolError if it leads outside, or is not a relative path at all."""
+    """The absolute path of `p` under `root`, links resolved. ToolError if it leads outside, or is not a
+    relative path at all."""
     root = Path(root).resolve()
     _parts(p)
     try:
         full = (root / p).resolve()
-    except (OSError, RuntimeError) as error:    # a loop of links
+    except (OSError, RuntimeError) as error:  # a loop of links
         raise ToolError(f"{_show(p)} cannot be followed: {error}.") from None
     if not full.is_relative_to(root):
         raise ToolError(f"{_show(p)} leads outside the repo. Use a path inside it, relative to its root.")
@@ -77,9 +83,13 @@ def safe_path(root: Path, p: str) -> Path:
 
 
 def _parts(p: str) -> list[str]:
-    """The parts of a relative path; [] is the root itself. ToolError for anything that is not plainly inside."""
+    """The parts of a relative path; [] is the root itself. ToolError for anything that is not plainly
+    inside."""
     if not isinstance(p, str) or not p or "\0" in p:
-        raise ToolError("The path is empty or holds a NUL character. Use a path relative to the root of the repo; '.' is the root.")
+        raise ToolError(
+            "The path is empty or holds a NUL character. Use a path relative to the root of the "
+            "repo; '.' is the root."
+        )
     if len(p) > 4_096 or any(len(part.encode("utf-8", "replace")) > 255 for part in p.split("/")):
         raise ToolError(f"The path is too long ({len(p):,} characters).")
     if p.startswith("/"):
@@ -88,7 +98,10 @@ def _parts(p: str) -> list[str]:
     if ".." in parts:
         raise ToolError(f"{_show(p)} holds '..'. Use a path relative to the root of the repo, without it.")
     if any(part.lower() == ".git" for part in parts):
-        raise ToolError(f"{_show(p)} is inside .git, which the file tools do not touch. Use git commands to look at history.")
+        raise ToolError(
+            f"{_show(p)} is inside .git, which the file tools do not touch. Use git commands to look "
+            "at history."
+        )
     return parts
 
 
@@ -103,7 +116,8 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 @contextlib.contextmanager
 def _folder(root: Path, parts: list[str], make: bool = False) -> Iterator[int]:
-    """A descriptor of the folder `parts` under `root`, reached without following any link below the root. `make` creates what is missing."""
+    """A descriptor of the folder `parts` under `root`, reached without following any link below the root.
+    `make` creates what is missing."""
     fd = os.open(root, _FOLDER)
     try:
         for i, part in enumerate(parts):
@@ -113,7 +127,7 @@ def _folder(root: Path, parts: list[str], make: bool = False) -> Iterator[int]:
             try:
                 inner = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=fd)
             except OSError as error:
-                raise _missing(root, parts[:i + 1], error) from None
+                raise _missing(root, parts[: i + 1], error) from None
             os.close(fd)
             fd = inner
         yield fd
@@ -123,7 +137,8 @@ def _folder(root: Path, parts: list[str], make: bool = False) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _regular_file(root: Path, path: str) -> Iterator[tuple[int, os.stat_result]]:
-    """(descriptor, stat) of a regular file, open for reading. Never follows a link, never waits for a FIFO or a device."""
+    """(descriptor, stat) of a regular file, open for reading. Never follows a link, never waits for a FIFO
+    or a device."""
     parts = _parts(path)
     if not parts:
         raise ToolError("'.' is a folder. Use list_dir for folders.")
@@ -135,7 +150,11 @@ def _regular_file(root: Path, path: str) -> Iterator[tuple[int, os.stat_result]]
     try:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
-            kind = "a folder. Use list_dir for folders." if stat.S_ISDIR(info.st_mode) else "not a regular file (a pipe, a socket or a device)."
+            kind = (
+                "a folder. Use list_dir for folders."
+                if stat.S_ISDIR(info.st_mode)
+                else "not a regular file (a pipe, a socket or a device)."
+            )
             raise ToolError(f"{_show(path)} is {kind}")
         yield fd, info
     finally:
@@ -161,23 +180,39 @@ def _missing(root: Path, parts: list[str], error: OSError) -> ToolError:
 def _close_names(root: Path, parts: list[str]) -> str:
     """' Close to it: ...' with paths whose last part resembles the wanted one, or a hint to list."""
     names = [entry for entry, _ in _walk(root, [], limit=2_000)]
-    close = [n for n in names if n.split("/")[-1] == parts[-1]] or difflib.get_close_matches("/".join(parts), names, n=3, cutoff=0.6)
-    return f" Close to it: {', '.join(_show(n) for n in close[:3])}." if close else " Use list_dir to see what there is."
+    close = [n for n in names if n.split("/")[-1] == parts[-1]] or difflib.get_close_matches(
+        "/".join(parts), names, n=3, cutoff=0.6
+    )
+    return (
+        f" Close to it: {', '.join(_show(n) for n in close[:3])}."
+        if close
+        else " Use list_dir to see what there is."
+    )
 
 # %% ../nbs/01_tools.ipynb #tools-list-code
 MAX_FILES = 200
-SKIPPED_FOLDERS = {".git", "__pycache__", "node_modules", ".venv", "venv", ".mypy_cache", ".pytest_cache", ".tox"}
+SKIPPED_FOLDERS = {
+    ".git",
+    "__pycache__",
+    "node_modules",
+    ".venv",
+    "venv",
+    ".mypy_cache",
+    ".pytest_cache",
+    ".tox",
+}
 
 
 def _walk(root: Path, parts: list[str], limit: int) -> Iterator[tuple[str, str]]:
-    """(path relative to the root, what it is) of everything below `parts`, breadth first; at most `limit` entries, never through a link."""
+    """(path relative to the root, what it is) of everything below `parts`, breadth first; at most `limit`
+    entries, never through a link."""
     waiting, seen = deque([parts]), 0
     while waiting and seen < limit and time_left() > 0 and not cancelled():
         here = waiting.popleft()
         try:
             with _folder(root, here) as fd:
                 entries = sorted(os.scandir(fd), key=lambda entry: entry.name)
-                kinds = [(entry.name, _kind(entry, fd)) for entry in entries[:limit - seen]]
+                kinds = [(entry.name, _kind(entry, fd)) for entry in entries[: limit - seen]]
         except (ToolError, OSError):
             continue
         for name, kind in kinds:
@@ -196,11 +231,14 @@ def _kind(entry: os.DirEntry, folder: int) -> str:
     return "file" if entry.is_file(follow_symlinks=False) else "not a regular file"
 
 
-def list_dir(root: Path, path: Annotated[str, "Folder, relative to the repo root. Default: the root"] = ".") -> str:
-    """List the files below a folder, as paths relative to the repo root, nearest first. At most 200; .git is left out."""
+def list_dir(
+    root: Path, path: Annotated[str, "Folder, relative to the repo root. Default: the root"] = "."
+) -> str:
+    """List the files below a folder, as paths relative to the repo root, nearest first. At most 200; .git
+    is left out."""
     parts = _parts(path)
     with _folder(root, parts):
-        pass                                                        # a good error if it is no folder
+        pass  # a good error if it is no folder
     lines, more = [], 0
     for name, kind in _walk(root, parts, limit=20_000):
         skipped = kind == "folder" and name.split("/")[-1] in SKIPPED_FOLDERS
@@ -228,39 +266,53 @@ def _numbered(fd: int) -> Iterator[tuple[int, bytes, int]]:
         scanned += len(block)
         *ends, rest = block.split(b"\n")
         for end in ends:
-            yield number, kept + end[:MAX_LINE * 4 - len(kept)], length + len(end)
+            yield number, kept + end[: MAX_LINE * 4 - len(kept)], length + len(end)
             number, kept, length = number + 1, b"", 0
-        kept, length = kept + rest[:MAX_LINE * 4 - len(kept)], length + len(rest)
+        kept, length = kept + rest[: MAX_LINE * 4 - len(kept)], length + len(rest)
     if length:
         yield number, kept, length
 
 
-def read_file(root: Path, path: Annotated[str, "File, relative to the repo root"],
-              start: Annotated[int, "First line, counted from 1"] = 1,
-              end: Annotated[int | None, "Last line, included. Default: as far as the result reaches"] = None) -> str:
-    """Read a text file. Returns numbered lines, at most 400 and 8,000 characters. For big files pass start and end (1-based, inclusive)."""
+def read_file(
+    root: Path,
+    path: Annotated[str, "File, relative to the repo root"],
+    start: Annotated[int, "First line, counted from 1"] = 1,
+    end: Annotated[int | None, "Last line, included. Default: as far as the result reaches"] = None,
+) -> str:
+    """Read a text file. Returns numbered lines, at most 400 and 8,000 characters. For big files pass start
+    and end (1-based, inclusive)."""
     if start < 1 or (end is not None and end < start):
-        raise ToolError(f"start={start}, end={end} is no range of lines. Lines count from 1, and end is not before start.")
+        raise ToolError(
+            f"start={start}, end={end} is no range of lines. Lines count from 1, and end is not before start."
+        )
     lines, room, last, full, broken = [], MAX_OUT - 300, 0, 0, False
     with _regular_file(root, path) as (fd, info):
         if b"\0" in os.pread(fd, 8_192, 0):
-            raise ToolError(f"{_show(path)} is a binary file of {info.st_size:,} bytes. It cannot be shown as text.")
+            raise ToolError(
+                f"{_show(path)} is a binary file of {info.st_size:,} bytes. It cannot be shown as text."
+            )
         for last, raw, length in _numbered(fd):
             if last < start or full or (end is not None and last > end):
                 continue
             text = raw.decode("utf-8", "replace").rstrip("\r")
             broken = broken or "\ufffd" in text
-            line = f"{last:>4} {text[:MAX_LINE]}" + (f" [line cut, {length:,} bytes in all]" if len(text) > MAX_LINE or length > len(raw) else "")
+            line = f"{last:>4} {text[:MAX_LINE]}" + (
+                f" [line cut, {length:,} bytes in all]" if len(text) > MAX_LINE or length > len(raw) else ""
+            )
             if len(lines) == MAX_LINES or room < len(line) + 1:
                 full = last
             else:
                 lines.append(line)
                 room -= len(line) + 1
         whole = os.read(fd, 1) == b""
-    return "\n".join(lines + _reading_notes(path, start, last, full, broken, whole, info.st_size, bool(lines)))
+    return "\n".join(
+        lines + _reading_notes(path, start, last, full, broken, whole, info.st_size, bool(lines))
+    )
 
 
-def _reading_notes(path: str, start: int, last: int, full: int, broken: bool, whole: bool, size: int, any_lines: bool) -> list[str]:
+def _reading_notes(
+    path: str, start: int, last: int, full: int, broken: bool, whole: bool, size: int, any_lines: bool
+) -> list[str]:
     """What the reader must know about what is not shown. ToolError when there is nothing to show at all."""
     if not size:
         return ["(empty file)"]
@@ -268,7 +320,9 @@ def _reading_notes(path: str, start: int, last: int, full: int, broken: bool, wh
         raise ToolError(f"{_show(path)} has {last:,} lines; start={start} is behind its end.")
     total = f"{last:,} lines" if whole else f"more than {last:,} lines ({size:,} bytes)"
     notes = [f"[The file has {total}. To go on, read from line {full}.]"] if full else []
-    return notes + (["[Some bytes are not UTF-8 and are shown as \ufffd. edit_file refuses this file.]"] if broken else [])
+    return notes + (
+        ["[Some bytes are not UTF-8 and are shown as \ufffd. edit_file refuses this file.]"] if broken else []
+    )
 
 # %% ../nbs/01_tools.ipynb #tools-search-code
 MAX_MATCHES = 50
@@ -279,33 +333,71 @@ def _ripgrep() -> str:
     beside = Path(sysconfig.get_path("scripts")) / "rg"
     found = str(beside) if beside.exists() else shutil.which("rg")
     if found is None:
-        raise UsageError("ripgrep (rg) is missing: run pip install 'ripgrep>=14,<15', or install it with your system's package manager.")
+        raise UsageError(
+            "ripgrep (rg) is missing: run pip install 'ripgrep>=14,<15', or install it with your "
+            "system's package manager."
+        )
     return found
 
 
-def search(root: Path, pattern: Annotated[str, "Regular expression, Rust syntax"], *,
-           path: Annotated[str, "Folder or file to search, relative to the repo root. Default: everything"] = ".") -> str:
-    """Regex search over the files of the repo. Returns path:line:text, at most 50 matches, and how many more there are. .git and files named by .gitignore are left out."""
+def search(
+    root: Path,
+    pattern: Annotated[str, "Regular expression, Rust syntax"],
+    *,
+    path: Annotated[str, "Folder or file to search, relative to the repo root. Default: everything"] = ".",
+) -> str:
+    """Regex search over the files of the repo. Returns path:line:text, at most 50 matches, and how many
+    more there are. .git and files named by .gitignore are left out."""
     if not pattern or "\0" in pattern:
         raise ToolError("The pattern is empty or holds a NUL character. Pass a regular expression.")
     where = "/".join(_parts(path)) or "."
     if where != ".":
         safe_path(root, path)
-    command = [_ripgrep(), "--no-config", "--color=never", "--no-heading", "--with-filename", "--null", "--line-number", "--max-columns=300", "--max-columns-preview",
-               "--hidden", "--glob=!.git", "--no-ignore-parent", "--no-ignore-global", "--no-messages", f"--regexp={mend(pattern)}", "--", where]
+    command = [
+        _ripgrep(),
+        "--no-config",
+        "--color=never",
+        "--no-heading",
+        "--with-filename",
+        "--null",
+        "--line-number",
+        "--max-columns=300",
+        "--max-columns-preview",
+        "--hidden",
+        "--glob=!.git",
+        "--no-ignore-parent",
+        "--no-ignore-global",
+        "--no-messages",
+        f"--regexp={mend(pattern)}",
+        "--",
+        where,
+    ]
     matches, count, why = _read_matches(command, root)
     if not count:
         return f"No matches.{' ' + why if why else ''}"
     lines = [f"{_show(name)}:{number}:{text}" for name, number, text in matches]
-    more = [f"[{count - len(lines):,} more matches. Narrow the pattern or the path.]"] if count > len(lines) else []
+    more = (
+        [f"[{count - len(lines):,} more matches. Narrow the pattern or the path.]"]
+        if count > len(lines)
+        else []
+    )
     return clip("\n".join(lines + more + ([f"[{why}]"] if why else [])))
 
 # %% ../nbs/01_tools.ipynb #tools-search-read
 def _read_matches(command: list[str], root: Path) -> tuple[list[tuple[str, int, str]], int, str]:
-    """(the first matches by path and line, how many there are, why the search was cut short). Bounded in time, and in memory while reading."""
+    """(the first matches by path and line, how many there are, why the search was cut short). Bounded in
+    time, and in memory while reading."""
     deadline, best, count, read, rest, why = time.monotonic() + min(10.0, time_left()), [], 0, 0, b"", ""
     environment = {"PATH": os.environ.get("PATH", ""), "LANG": "C.UTF-8"}
-    process = subprocess.Popen(command, cwd=root, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        cwd=root,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
     try:
         while not why:
             ready, _, _ = select.select([process.stdout], [], [], 0.05)
@@ -318,10 +410,17 @@ def _read_matches(command: list[str], root: Path) -> tuple[list[tuple[str, int, 
             count += len(matches)
             best = heapq.nsmallest(MAX_MATCHES, best + matches)
             if time.monotonic() > deadline or read > 32 * 1024 * 1024 or cancelled():
-                why = "The search was stopped early, so the count is a lower bound. Narrow the pattern or the path."
+                why = (
+                    "The search was stopped early, so the count is a lower bound. Narrow the "
+                    "pattern or the path."
+                )
         complaint = b"" if why else process.stderr.read(4_000)
         if not why and process.wait(timeout=5) == 2 and not count:
-            raise ToolError(f"ripgrep could not use the pattern: {' '.join(complaint.decode('utf-8', 'replace').split())} Escape special characters to search for them as they are.")
+            raise ToolError(
+                "ripgrep could not use the pattern: "
+                f"{' '.join(complaint.decode('utf-8', 'replace').split())} Escape special characters "
+                "to search for them as they are."
+            )
     finally:
         process.kill()
         process.wait()
@@ -335,17 +434,27 @@ def _match(line: bytes) -> tuple[str, int, str] | None:
     number, _, text = found.partition(b":")
     if not number.isdigit():
         return None
-    return name.decode("utf-8", "replace").removeprefix("./"), int(number), text.decode("utf-8", "replace").rstrip("\r")[:400]
+    return (
+        name.decode("utf-8", "replace").removeprefix("./"),
+        int(number),
+        text.decode("utf-8", "replace").rstrip("\r")[:400],
+    )
 
 # %% ../nbs/01_tools.ipynb #tools-edit-code
 _WRITERS = threading.Lock()
 _MAX_EDIT = 10 * 1024 * 1024
 
 
-def edit_file(root: Path, path: Annotated[str, "File, relative to the repo root"],
-              old: Annotated[str, "Text to replace, exactly as in the file. Empty: create a file that does not exist"],
-              new: Annotated[str, "Text to put there"], *, errors: str = "v2") -> str:
-    """Replace exactly one occurrence of old by new, or create a new file. Returns the changed lines with their numbers."""
+def edit_file(
+    root: Path,
+    path: Annotated[str, "File, relative to the repo root"],
+    old: Annotated[str, "Text to replace, exactly as in the file. Empty: create a file that does not exist"],
+    new: Annotated[str, "Text to put there"],
+    *,
+    errors: str = "v2",
+) -> str:
+    """Replace exactly one occurrence of old by new, or create a new file. Returns the changed lines with
+    their numbers."""
     parts = _parts(path)
     if not parts:
         raise ToolError("'.' is a folder. Name a file.")
@@ -356,20 +465,28 @@ def edit_file(root: Path, path: Annotated[str, "File, relative to the repo root"
         span = _find_once(path, before, old, errors)
         ending = "\r\n" if before.count("\r\n") * 2 > before.count("\n") else "\n"
         new = new.replace("\r\n", "\n").replace("\n", "\r\n") if ending == "\r\n" else new
-        after = before[:span[0]] + mend(new) + before[span[1]:]
+        after = before[: span[0]] + mend(new) + before[span[1] :]
         if after == before:
             raise ToolError("old and new are the same text, so there is nothing to change.")
         _replace_file(root, parts, after.encode("utf-8"), mode)
-    return "\n".join([f"edited {_show(path)}", *_changed_lines(before, after, span[0]), *_syntax_note(path, before, after)])
+    return "\n".join(
+        [f"edited {_show(path)}", *_changed_lines(before, after, span[0]), *_syntax_note(path, before, after)]
+    )
 
 
 def _read_for_edit(root: Path, path: str) -> tuple[str, int]:
-    """(text with line ends and byte order mark as they are, mode bits). ToolError for what cannot be edited without harm."""
+    """(text with line ends and byte order mark as they are, mode bits). ToolError for what cannot be edited
+    without harm."""
     with _regular_file(root, path) as (fd, info):
         if info.st_nlink > 1:
-            raise ToolError(f"{_show(path)} has {info.st_nlink} hard links; an edit could change a file outside the repo. Nothing was changed.")
+            raise ToolError(
+                f"{_show(path)} has {info.st_nlink} hard links; an edit could change a file outside "
+                "the repo. Nothing was changed."
+            )
         if info.st_size > _MAX_EDIT:
-            raise ToolError(f"{_show(path)} has {info.st_size:,} bytes, too large for edit_file. Nothing was changed.")
+            raise ToolError(
+                f"{_show(path)} has {info.st_size:,} bytes, too large for edit_file. Nothing was changed."
+            )
         with open(os.dup(fd), "rb") as file:
             data = file.read(_MAX_EDIT + 1)
     if b"\0" in data:
@@ -377,12 +494,15 @@ def _read_for_edit(root: Path, path: str) -> tuple[str, int]:
     try:
         return data.decode("utf-8"), stat.S_IMODE(info.st_mode)
     except UnicodeDecodeError as error:
-        line = data[:error.start].count(b"\n") + 1
-        raise ToolError(f"{_show(path)} is not UTF-8 (line {line}), so an edit could damage it. Nothing was changed.") from None
+        line = data[: error.start].count(b"\n") + 1
+        raise ToolError(
+            f"{_show(path)} is not UTF-8 (line {line}), so an edit could damage it. Nothing was changed."
+        ) from None
 
 # %% ../nbs/01_tools.ipynb #tools-find-code
 def _find_once(path: str, text: str, old: str, errors: str) -> tuple[int, int]:
-    """(start, end) of the only occurrence of `old`. Overlapping ones count; line ends of either kind match each other."""
+    """(start, end) of the only occurrence of `old`. Overlapping ones count; line ends of either kind match
+    each other."""
     spans = []
     if "\n" not in old or "\r" not in text + old:
         at = text.find(old)
@@ -399,8 +519,12 @@ def _find_once(path: str, text: str, old: str, errors: str) -> tuple[int, int]:
         raise ToolError(message)
     if spans:
         lines = [text.count("\n", 0, start) + 1 for start, _ in spans[:20]]
-        raise ToolError(f"{message}, at lines {', '.join(map(str, lines))}{' and more' if len(spans) > 20 else ''}. Nothing was changed. "
-                        "Add the line before or after, so that the text is found exactly once.")
+        raise ToolError(
+            f"{message}, at lines "
+            f"{', '.join(map(str, lines))}{' and more' if len(spans) > 20 else ''}. Nothing was "
+            "changed. "
+            "Add the line before or after, so that the text is found exactly once."
+        )
     raise ToolError(f"{message}. Nothing was changed.{_closest(text, old)}")
 
 
@@ -414,12 +538,20 @@ def _closest(text: str, old: str) -> str:
     matcher.set_seq2(squeezed)
     for number, line in enumerate(lines, start=1):
         matcher.set_seq1(" ".join(line.split())[:1_000])
-        if matcher.real_quick_ratio() > 0.5 and matcher.quick_ratio() > 0.5 and (score := matcher.ratio()) > 0.5:
+        if (
+            matcher.real_quick_ratio() > 0.5
+            and matcher.quick_ratio() > 0.5
+            and (score := matcher.ratio()) > 0.5
+        ):
             scored.append((-score, number, line))
     if not scored or not squeezed:
         return " No line of the file resembles it. Read the file before the next edit."
     shown = [f"\nclosest line {number}: {line[:300]!r}" for _, number, line in sorted(scored)[:3]]
-    return "".join(shown) + f"\nCompared with the first of these, {_difference(wanted, sorted(scored)[0][2])} Take the text exactly as the file has it."
+    return (
+        "".join(shown)
+        + f"\nCompared with the first of these, {_difference(wanted, sorted(scored)[0][2])} Take the "
+        "text exactly as the file has it."
+    )
 
 
 def _difference(wanted: str, real: str) -> str:
@@ -427,14 +559,23 @@ def _difference(wanted: str, real: str) -> str:
     if wanted == real:
         return "that line is the same; the lines around it are not."
     if wanted.split() == real.split():
-        tabs = " The file uses tabs." if "\t" in real and "\t" not in wanted else " The file uses spaces." if "\t" in wanted and "\t" not in real else ""
+        tabs = (
+            " The file uses tabs."
+            if "\t" in real and "\t" not in wanted
+            else " The file uses spaces."
+            if "\t" in wanted and "\t" not in real
+            else ""
+        )
         return f"only white space differs.{tabs}"
     plain = str.maketrans({"'": '"', "\u2018": '"', "\u2019": '"', "\u201c": '"', "\u201d": '"'})
     if wanted.translate(plain).split() == real.translate(plain).split():
         return "the quotes differ."
     if wanted.lower().split() == real.lower().split():
         return "capital letters differ."
-    at = next((i for i, (a, b) in enumerate(zip(wanted.strip(), real.strip())) if a != b), min(len(wanted.strip()), len(real.strip())))
+    at = next(
+        (i for i, (a, b) in enumerate(zip(wanted.strip(), real.strip())) if a != b),
+        min(len(wanted.strip()), len(real.strip())),
+    )
     return f"the text differs from character {at + 1} on (white space at the start not counted)."
 
 # %% ../nbs/01_tools.ipynb #tools-write-code
@@ -453,24 +594,39 @@ def _replace_file(root: Path, parts: list[str], data: bytes, mode: int) -> None:
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.unlink(temporary, dir_fd=folder)
-            raise ToolError(f"{_show('/'.join(parts))} could not be written: {error.strerror}. Nothing was changed.") from None
+            raise ToolError(
+                f"{_show('/'.join(parts))} could not be written: {error.strerror}. Nothing was changed."
+            ) from None
 
 
 def _create(root: Path, parts: list[str], new: str) -> str:
-    """Create a file that is not there, with the folders above it. An empty file counts as not there: there is nothing in it to lose."""
+    """Create a file that is not there, with the folders above it. An empty file counts as not there: there
+    is nothing in it to lose."""
     path = "/".join(parts)
     data = mend(new).encode("utf-8")
     try:
         with _folder(root, parts[:-1], make=True) as folder:
-            fd = os.open(parts[-1], os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=folder)
+            fd = os.open(
+                parts[-1],
+                os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC,
+                0o666,
+                dir_fd=folder,
+            )
             with open(fd, "wb") as file:
                 info = os.fstat(fd)
                 if not stat.S_ISREG(info.st_mode) or info.st_size or info.st_nlink > 1:
-                    raise ToolError(f"{_show(path)} exists already. To change it, pass the old text that is to be replaced. Nothing was changed.")
+                    raise ToolError(
+                        f"{_show(path)} exists already. To change it, pass the old text that is to be "
+                        "replaced. Nothing was changed."
+                    )
                 file.write(data)
     except OSError as error:
-        raise ToolError(f"{_show(path)} could not be created: {_missing_reason(root, parts, error)}") from None
-    return "\n".join([f"created {_show(path)} ({len(data.splitlines()):,} lines)", *_syntax_note(path, "", new)])
+        raise ToolError(
+            f"{_show(path)} could not be created: {_missing_reason(root, parts, error)}"
+        ) from None
+    return "\n".join(
+        [f"created {_show(path)} ({len(data.splitlines()):,} lines)", *_syntax_note(path, "", new)]
+    )
 
 
 def _missing_reason(root: Path, parts: list[str], error: OSError) -> str:
@@ -486,8 +642,8 @@ def _changed_lines(before: str, after: str, start: int) -> list[str]:
     end = 0
     while end < min(len(old), len(new)) - first and old[-1 - end] == new[-1 - end]:
         end += 1
-    removed = [f"-{first + 1 + i:>4} {line[:200]}" for i, line in enumerate(old[first:len(old) - end])]
-    added = [f"+{first + 1 + i:>4} {line[:200]}" for i, line in enumerate(new[first:len(new) - end])]
+    removed = [f"-{first + 1 + i:>4} {line[:200]}" for i, line in enumerate(old[first : len(old) - end])]
+    added = [f"+{first + 1 + i:>4} {line[:200]}" for i, line in enumerate(new[first : len(new) - end])]
     lines = removed[:10] + ([f"[{len(removed) - 10} more lines removed]"] if len(removed) > 10 else [])
     return lines + added[:10] + ([f"[{len(added) - 10} more lines added]"] if len(added) > 10 else [])
 
@@ -516,40 +672,63 @@ def _syntax_error(text: str) -> str | None:
 
 # %% ../nbs/01_tools.ipynb #tools-tool-code
 class Tool:
-    """One function that the model may call. Name, description and schema come from the function; `root` as its first parameter is filled in, not asked for.
+    """One function that the model may call. Name, description and schema come from the function; `root` as
+    its first parameter is filled in, not asked for.
 
-    `read_only`: it changes nothing, so it runs without asking and beside others. `changes`: the parameter that names the file a successful call changes.
+    `read_only`: it changes nothing, so it runs without asking and beside others. `changes`: the parameter
+    that names the file a successful call changes.
     """
 
-    def __init__(self, function: Callable, *, name: str = "", read_only: bool = False, changes: str = "", schema: dict | None = None):
+    def __init__(self, function: Callable, *, name: str = "", read_only: bool = False, changes: str = ""):
         self.function, self.read_only, self.changes = function, read_only, changes
         self.name = name or function.__name__
-        self.description = inspect.cleandoc(function.__doc__ or "").split("\n\n")[0].replace("\n", " ")
+        self.description = " ".join(inspect.cleandoc(function.__doc__ or "").split("\n\n")[0].split())
         if not self.description:
-            raise UsageError(f"The tool {self.name} needs a docstring: it is the only documentation that the model gets.")
+            raise UsageError(
+                f"The tool {self.name} needs a docstring: it is the only documentation that the model gets."
+            )
         parameters = inspect.signature(function, eval_str=True).parameters
         self.takes_root = next(iter(parameters), "") == "root"
-        self._model = _arguments_model(self.name, {n: p for n, p in parameters.items() if n not in ("root", "errors")})
-        self.definition = {"name": self.name, "description": self.description, "input_schema": schema or _plain_schema(self._model)}
+        self._model = _arguments_model(
+            self.name,
+            {name: each for name, each in parameters.items() if name != "root" or not self.takes_root},
+        )
+        self.definition = {
+            "name": self.name,
+            "description": self.description,
+            "input_schema": _plain_schema(self._model),
+        }
 
     def check(self, arguments: dict) -> tuple[dict, list[str]]:
-        """(arguments of the right types, notes on what was converted). ToolError names every field that does not fit."""
-        read = {key: _from_json_text(value, self._model.model_fields.get(key)) for key, value in arguments.items()}
+        """(arguments of the right types, notes on what was converted). ToolError names every field that
+        does not fit."""
+        read = {
+            key: _from_json_text(value, self._model.model_fields.get(key)) for key, value in arguments.items()
+        }
         try:
             model = self._model.model_validate(read)
         except ValidationError as error:
             raise ToolError(_explain(self.name, error, self._model)) from None
         values = {key: getattr(model, key) for key in arguments}
-        notes = [f"{key} came as text and was read as {_kind_of(value)}" for key, value in values.items()
-                 if isinstance(arguments[key], str) and not isinstance(value, str)]
+        notes = [
+            f"{key} came as text and was read as {_kind_of(value)}"
+            for key, value in values.items()
+            if isinstance(arguments[key], str) and not isinstance(value, str)
+        ]
         return values, notes
 
 
 def _arguments_model(name: str, parameters: dict[str, inspect.Parameter]) -> type[BaseModel]:
     fields = {}
     for parameter in parameters.values():
-        if parameter.annotation is inspect.Parameter.empty or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise UsageError(f"The tool {name} needs a type for its parameter {parameter.name}: the schema is made from it.")
+        if parameter.annotation is inspect.Parameter.empty or parameter.kind in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+        ):
+            raise UsageError(
+                f"The tool {name} needs a type for its parameter {parameter.name}: the schema is made "
+                "from it."
+            )
         default = ... if parameter.default is inspect.Parameter.empty else parameter.default
         annotation, text = parameter.annotation, None
         for extra in getattr(annotation, "__metadata__", ()):
@@ -559,21 +738,36 @@ def _arguments_model(name: str, parameters: dict[str, inspect.Parameter]) -> typ
 
 
 def _plain_schema(model: type[BaseModel]) -> dict:
-    """The JSON Schema without what the model does not need: titles, defaults of None, and null as a second type."""
+    """The JSON Schema without what the model does not need: titles, defaults of None, and null as a second
+    type."""
+
     def plain(value):
         if isinstance(value, list):
             return [plain(item) for item in value]
         if not isinstance(value, dict):
             return value
-        value = {k: plain(v) for k, v in value.items() if not (k == "title" and isinstance(v, str)) and not (k == "default" and v is None)}
+        value = {
+            k: plain(v)
+            for k, v in value.items()
+            if not (k == "title" and isinstance(v, str)) and not (k == "default" and v is None)
+        }
         choices = [c for c in value.get("anyOf", []) if c != {"type": "null"}]
-        return {**{k: v for k, v in value.items() if k != "anyOf"}, **choices[0]} if len(choices) == 1 else value
+        return (
+            {**{k: v for k, v in value.items() if k != "anyOf"}, **choices[0]} if len(choices) == 1 else value
+        )
+
     return plain(model.model_json_schema())
 
 # %% ../nbs/01_tools.ipynb #tools-check-code
 def _from_json_text(value: Any, field: Any) -> Any:
-    """A list or an object that came as JSON inside a string, where the parameter does not take text. Anything else as it is."""
-    if not isinstance(value, str) or field is None or value[:1] not in "[{" or "str" in str(field.annotation).split("[")[0]:
+    """A list or an object that came as JSON inside a string, where the parameter does not take text.
+    Anything else as it is."""
+    if (
+        not isinstance(value, str)
+        or field is None
+        or value[:1] not in "[{"
+        or "str" in str(field.annotation).split("[")[0]
+    ):
         return value
     try:
         return json.loads(value)
@@ -581,7 +775,15 @@ def _from_json_text(value: Any, field: Any) -> Any:
         return value
 
 
-_KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "text", list: "a list", dict: "an object", type(None): "null"}
+_KINDS = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    list: "a list",
+    dict: "an object",
+    type(None): "null",
+}
 
 
 def _kind_of(value: Any) -> str:
@@ -600,15 +802,32 @@ def _explain(name: str, error: ValidationError, model: type[BaseModel]) -> str:
         else:
             wanted = problem["msg"].removeprefix("Input should be ").removeprefix("a valid ").split(",")[0]
             got = repr(problem["input"])
-            lines.append(f"{field}: wanted {wanted}, got {_kind_of(problem['input'])} {got if len(got) < 60 else got[:60] + '...'}")
+            lines.append(
+                f"{field}: wanted {wanted}, got {_kind_of(problem['input'])} "
+                f"{got if len(got) < 60 else got[:60] + '...'}"
+            )
     return f"{name} was not run, because its arguments do not fit. " + "; ".join(lines) + "."
 
 # %% ../nbs/01_tools.ipynb #tools-registry-code
 class Registry:
-    """The tools of one run, bound to one repo. This is what the loop is given: `definitions`, `read_only(name)`, `prepare(name, arguments)`."""
+    """The tools of one run, bound to one repo. This is what the loop is given: `definitions`,
+    `read_only(name)`, `prepare(name, arguments)`.
 
-    def __init__(self, root: Path, tools: Iterable[Tool | Callable] = (), *, limit: int = MAX_OUT):
-        self.root, self.limit = Path(root), limit
+    `limit`: characters in one result. `redact`: takes secrets out of every result. `after_result`: words
+    that go
+    behind every result (a list of things to do), or an empty text.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        tools: Iterable[Tool | Callable] = (),
+        *,
+        limit: int = MAX_OUT,
+        redact: Callable[[str], str] = lambda text: text,
+        after_result: Callable[[], str] = lambda: "",
+    ):
+        self.root, self.limit, self._redact, self._after_result = Path(root), limit, redact, after_result
         self._tools: dict[str, Tool] = {}
         for tool in tools:
             self.add(tool)
@@ -617,7 +836,10 @@ class Registry:
         """Add one tool. UsageError if its name is taken, or not made of letters, digits, _ and -."""
         tool = tool if isinstance(tool, Tool) else Tool(tool)
         if tool.name in self._tools or not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", tool.name):
-            raise UsageError(f"A tool cannot be named {tool.name!r}: the name is taken, or it holds more than letters, digits, _ and -.")
+            raise UsageError(
+                f"A tool cannot be named {tool.name!r}: the name is taken, or it holds more than "
+                "letters, digits, _ and -."
+            )
         self._tools[tool.name] = tool
 
     @property
@@ -642,18 +864,24 @@ class Registry:
         return lambda: self._run(tool, values, notes)
 
     def _run(self, tool: Tool, values: dict, notes: list[str]) -> ToolResult:
+        result = ToolResult("")
         try:
             value = tool.function(self.root, **values) if tool.takes_root else tool.function(**values)
+            result.text = "\n".join([as_text(value), *(f"[{note}]" for note in notes)])
+            result.changed = (values[tool.changes],) if tool.changes else ()
         except ToolError as error:
-            return ToolResult(clip(str(error), self.limit), True, ends_run=error.ends_run)
+            result = ToolResult(str(error), True, ends_run=error.ends_run)
         except Exception as error:
-            return ToolResult(clip(f"{type(error).__name__}: {error}", self.limit), True)
-        text = clip("\n".join([as_text(value), *(f"[{note}]" for note in notes)]), self.limit)
-        return ToolResult(text, changed=(values[tool.changes],) if tool.changes else ())
+            result = ToolResult(f"{type(error).__name__}: {error}", True)
+        result.text = clip(self._redact(result.text), self.limit)
+        if words := self._after_result():
+            result.text += f"\n\n{words}"
+        return result
 
 
 def as_text(value: Any) -> str:
-    """Any result as text for the model: text as it is, bytes decoded, the rest as JSON. Paths and dates become text inside it."""
+    """Any result as text for the model: text as it is, bytes decoded, the rest as JSON. Paths and dates
+    become text inside it."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -674,11 +902,25 @@ READ_ONLY = {"read_file", "list_dir", "search"}
 
 
 def file_tools(edit_errors: str = "v2") -> list[Tool]:
-    """The lesson's four file tools. `edit_errors`: "v1" says how often the old text was found, "v2" also where, or what the file has instead."""
+    """The lesson's four file tools. `edit_errors`: "v1" says how often the old text was found, "v2" also
+    where, or what the file has instead."""
     if edit_errors not in ("v1", "v2"):
         raise UsageError(f"edit_errors is 'v1' or 'v2', not {edit_errors!r}.")
 
-    def edit(root, path, old, new):
-        return edit_file(root, path, old, new, errors=edit_errors)
-    edit.__doc__, edit.__signature__ = edit_file.__doc__, inspect.signature(edit_file, eval_str=True)
-    return [Tool(list_dir, read_only=True), Tool(read_file, read_only=True), Tool(search, read_only=True), Tool(edit, name="edit_file", changes="path")]
+    edit = settle(edit_file, errors=edit_errors)
+    readers = [Tool(function, read_only=True) for function in (list_dir, read_file, search)]
+    return [*readers, Tool(edit, changes="path")]
+
+
+def settle(function: Callable, **settled: Any) -> Callable:
+    """`function` with some keyword arguments settled by us, so that the model neither sees nor sets them."""
+
+    @functools.wraps(function)
+    def rest(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs, **settled)
+
+    whole = inspect.signature(function, eval_str=True)
+    rest.__signature__ = whole.replace(
+        parameters=[p for p in whole.parameters.values() if p.name not in settled]
+    )
+    return rest
