@@ -6,8 +6,8 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 python; do \
 	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
-LAB_FLAGS = $(if $(filter 0,$(shell id -u)),--allow-root) --LabApp.news_url=None \
-	--LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate
+LAB_SETTINGS = $(VENV)/share/jupyter/lab/settings
+LAB_FLAGS = $(if $(filter 0,$(shell id -u)),--allow-root) --LabApp.default_url=/lab/tree/nbs/00_loop.ipynb
 
 .PHONY: help lab test demo bench bench-peers notebooks lock clean
 
@@ -27,16 +27,17 @@ $(BIN)/python:
 $(VENV)/.base: $(BIN)/python requirements.lock pyproject.toml
 	@$(INSTALL) --editable . && touch $@
 
-$(VENV)/.lab: $(VENV)/.base
+$(VENV)/.lab: $(VENV)/.base scripts/lab_overrides.json
 	@echo "installing JupyterLab and the charts"
-	@$(INSTALL) --editable '.[lab]' && touch $@
+	@$(INSTALL) --editable '.[lab]'
+	@mkdir -p $(LAB_SETTINGS) && cp scripts/lab_overrides.json $(LAB_SETTINGS)/overrides.json && touch $@
 
 $(VENV)/.dev: $(VENV)/.lab
 	@echo "installing what the tests need"
 	@$(INSTALL) --editable '.[lab,mcp,dev]' && touch $@
 
 lab: $(VENV)/.lab
-	@$(BIN)/jupyter lab $(LAB_FLAGS) --LabApp.default_url=/lab/tree/nbs/00_loop.ipynb
+	@$(BIN)/jupyter lab $(LAB_FLAGS)
 
 test: $(VENV)/.dev
 	@$(BIN)/python -m pytest

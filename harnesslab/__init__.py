@@ -11,7 +11,7 @@ _HOME = {
     "loop": ["STATUSES", "UsageError", "Usage", "Prices", "ModelFacts", "ModelError", "Reply", "Call", "History", "Limits", "Retry", "Run", "Totals", "ToolResult",
              "EventLog", "run_loop", "time_left", "cancelled"],
     "tools": ["ToolError", "MAX_OUT", "clip", "safe_path", "read_file", "list_dir", "search", "edit_file", "READ_ONLY", "Tool", "Registry", "file_tools"],
-    "sandbox": ["IMPL", "SYSTEM", "Gate", "permit", "execute", "run_command", "run_agent", "make_tools"],
+    "sandbox": ["IMPL", "SYSTEM", "Gate", "permit", "execute", "run_command", "run_agent", "run_agent_in_notebook", "make_tools"],
     "fences": ["Fence", "CommandResult", "choose_fence"],
     "providers": ["call_model", "connect", "offline", "model_facts", "FACTS"],
     "fake_api": ["FakeApi", "Fault", "sign"],

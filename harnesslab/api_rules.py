@@ -10,20 +10,34 @@ import base64, hashlib, hmac, json, re
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, Union
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError, create_model
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    create_model,
+)
 
 # %% ../nbs/appendix/api_rules.ipynb #api-rules-model-rules
 @dataclass(frozen=True)
 class ModelRules:
     """What the API accepts for one model id. The defaults are those of the newest models.
 
-    window: tokens a prompt may have. max_output: the largest `max_tokens`. thinking: the `thinking.type` values it takes.
-    thinks_unasked: thinking is on when the request says nothing. shows_thinking: the thinking text comes back unless the
-    request says otherwise (newer models send an empty text and the signature only). off_needs_low_effort: thinking cannot be
-    switched off at effort xhigh or max. forced_tools: takes tool_choice any and tool. prefill: the last message may be the
+    window: tokens a prompt may have. max_output: the largest `max_tokens`. thinking: the `thinking.type`
+    values it takes.
+    thinks_unasked: thinking is on when the request says nothing. shows_thinking: the thinking text comes
+    back unless the
+    request says otherwise (newer models send an empty text and the signature only). off_needs_low_effort:
+    thinking cannot be
+    switched off at effort xhigh or max. forced_tools: takes tool_choice any and tool. prefill: the last
+    message may be the
     assistant's. sampling: takes temperature, top_p, top_k. system_turns: takes role system inside `messages`.
     min_cache: a prompt with fewer tokens than this is not cached.
     """
+
     id: str
     window: int = 1_000_000
     max_output: int = 128_000
@@ -40,25 +54,44 @@ class ModelRules:
 # %% ../nbs/appendix/api_rules.ipynb #api-rules-model-table
 _SWITCHABLE, _ALL_KINDS = ("adaptive", "disabled"), ("adaptive", "enabled", "disabled")
 _OLD = dict(thinks_unasked=False, shows_thinking=True, sampling=True, system_turns=False)
-_HAIKU_4_5 = dict(_OLD, window=200_000, max_output=64_000, thinking=("enabled", "disabled"), prefill=True, min_cache=4096)
+_HAIKU_4_5 = dict(
+    _OLD, window=200_000, max_output=64_000, thinking=("enabled", "disabled"), prefill=True, min_cache=4096
+)
 _SCRIPTED = dict(window=200_000, max_output=64_000, thinking=_SWITCHABLE, shows_thinking=True)
 
-# Source: the model, thinking and caching pages of the Anthropic documentation, read 2026-11-30. Sonnet 4.5 retired on that day.
-# The two scripted ids are ours: no real model answers to them, so nobody can mistake a scripted run for a real one.
-MODELS: dict[str, ModelRules] = {rules.id: rules for rules in (
-    ModelRules("claude-haiku-5-5", thinking=_SWITCHABLE, off_needs_low_effort=True),
-    ModelRules("claude-haiku-4-5", **_HAIKU_4_5), ModelRules("claude-haiku-4-5-20251001", **_HAIKU_4_5),
-    ModelRules("claude-sonnet-5-5", thinking=("adaptive", "between_tools"), off_needs_low_effort=True, forced_tools=False),
-    ModelRules("claude-sonnet-5", thinking=_SWITCHABLE, system_turns=False, min_cache=1024),
-    ModelRules("claude-sonnet-4-6", thinking=_ALL_KINDS, min_cache=1024, **_OLD),
-    ModelRules("claude-opus-5-5", forced_tools=False),
-    ModelRules("claude-opus-5", thinking=_SWITCHABLE, off_needs_low_effort=True),
-    ModelRules("claude-opus-4-8", thinking=_SWITCHABLE, thinks_unasked=False, min_cache=1024),
-    ModelRules("claude-opus-4-7", thinking=_SWITCHABLE, thinks_unasked=False, system_turns=False, min_cache=2048),
-    ModelRules("claude-opus-4-6", thinking=_ALL_KINDS, min_cache=4096, **_OLD),
-    ModelRules("claude-fable-5-2", forced_tools=False), ModelRules("claude-fable-5-1", forced_tools=False),
-    ModelRules("claude-mythos-5-1", forced_tools=False), ModelRules("claude-fable-5"),
-    ModelRules("scripted-general", **_SCRIPTED), ModelRules("scripted-walkthrough", **_SCRIPTED))}
+# Source: the model, thinking and caching pages of the Anthropic documentation, read 2026-11-30. Sonnet 4.5
+# retired on that day.
+# The two scripted ids are ours: no real model answers to them, so nobody can mistake a scripted run for a
+# real one.
+MODELS: dict[str, ModelRules] = {
+    rules.id: rules
+    for rules in (
+        ModelRules("claude-haiku-5-5", thinking=_SWITCHABLE, off_needs_low_effort=True),
+        ModelRules("claude-haiku-4-5", **_HAIKU_4_5),
+        ModelRules("claude-haiku-4-5-20251001", **_HAIKU_4_5),
+        ModelRules(
+            "claude-sonnet-5-5",
+            thinking=("adaptive", "between_tools"),
+            off_needs_low_effort=True,
+            forced_tools=False,
+        ),
+        ModelRules("claude-sonnet-5", thinking=_SWITCHABLE, system_turns=False, min_cache=1024),
+        ModelRules("claude-sonnet-4-6", thinking=_ALL_KINDS, min_cache=1024, **_OLD),
+        ModelRules("claude-opus-5-5", forced_tools=False),
+        ModelRules("claude-opus-5", thinking=_SWITCHABLE, off_needs_low_effort=True),
+        ModelRules("claude-opus-4-8", thinking=_SWITCHABLE, thinks_unasked=False, min_cache=1024),
+        ModelRules(
+            "claude-opus-4-7", thinking=_SWITCHABLE, thinks_unasked=False, system_turns=False, min_cache=2048
+        ),
+        ModelRules("claude-opus-4-6", thinking=_ALL_KINDS, min_cache=4096, **_OLD),
+        ModelRules("claude-fable-5-2", forced_tools=False),
+        ModelRules("claude-fable-5-1", forced_tools=False),
+        ModelRules("claude-mythos-5-1", forced_tools=False),
+        ModelRules("claude-fable-5"),
+        ModelRules("scripted-general", **_SCRIPTED),
+        ModelRules("scripted-walkthrough", **_SCRIPTED),
+    )
+}
 
 # %% ../nbs/appendix/api_rules.ipynb #api-rules-refused
 class Refused(Exception):
@@ -67,29 +100,38 @@ class Refused(Exception):
     message: the words of the API. status: HTTP status. kind: error type. code: a stable error code, or None.
     """
 
-    def __init__(self, message: str, status: int = 400, kind: str = "invalid_request_error", code: str | None = None):
+    def __init__(
+        self, message: str, status: int = 400, kind: str = "invalid_request_error", code: str | None = None
+    ):
         super().__init__(message)
         self.message, self.status, self.kind, self.code = message, status, kind, code
 
     def body(self, request_id: str) -> dict:
         "The JSON body of the answer."
         details = {"details": {"error_code": self.code}} if self.code else {}
-        return {"type": "error", "error": {"type": self.kind, "message": self.message, **details}, "request_id": request_id}
+        return {
+            "type": "error",
+            "error": {"type": self.kind, "message": self.message, **details},
+            "request_id": request_id,
+        }
 
 # %% ../nbs/appendix/api_rules.ipynb #api-rules-parse
-MAX_BODY = 32 * 1024 * 1024   # bytes; a longer body is answered with 413
+MAX_BODY = 32 * 1024 * 1024  # bytes; a longer body is answered with 413
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
+
 def parse_body(raw: bytes) -> dict:
-    "The body of a request as a dict. Raises Refused: too long (413), not UTF-8, not JSON, not an object (400)."
+    """The body of a request as a dict. Raises Refused: too long (413), not UTF-8, not JSON, not an object
+    (400)."""
     if len(raw) > MAX_BODY:
         raise Refused("Request exceeds the maximum size", 413, "request_too_large")
     try:
         body = json.loads(raw.decode("utf-8"), parse_constant=_no_constant)
-        if _SURROGATE.search(raw):   # rare, so the exact check may be slow
+        if _SURROGATE.search(raw):  # rare, so the exact check may be slow
             json.dumps(body, ensure_ascii=False).encode("utf-8")
     except UnicodeDecodeError:
         raise Refused("The request body is not valid UTF-8.", code="request_body_encoding_invalid") from None
@@ -105,16 +147,21 @@ def parse_body(raw: bytes) -> dict:
 class _Shape(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
+
 def _shape(tags: str | tuple[str, ...], **fields: Any) -> type[BaseModel]:
     "The shape of everything with this `type`."
     required = {name: field if isinstance(field, tuple) else (field, ...) for name, field in fields.items()}
     return create_model(str(tags), __base__=_Shape, type=(Literal[tags], ...), **required)
 
+
 def _one_of(*shapes: type[BaseModel]) -> Any:
     "One of these shapes; `type` says which."
     return Annotated[Union[shapes], Field(discriminator="type")]
 
-_Mark = _shape("ephemeral", ttl=(Literal["5m", "1h"], "5m")) | None   # cache_control: "remember the prompt up to here"
+
+_Mark = (
+    _shape("ephemeral", ttl=(Literal["5m", "1h"], "5m")) | None
+)  # cache_control: "remember the prompt up to here"
 _MARK = (_Mark, None)
 _LABEL, _EXTRAS, _YES_NO = (str | None, None), (dict | None, None), (bool, False)
 
@@ -126,25 +173,85 @@ _STRING_LIST_OR_NULL = BeforeValidator(lambda value: [] if isinstance(value, str
 
 _Text = _shape("text", text=str, citations=(list[dict] | None, None), cache_control=_MARK)
 _Url, _File = _shape("url", url=str), _shape("file", file_id=str)
-_Image = _shape("image", source=_one_of(_shape("base64", media_type=_ImageType, data=str), _Url, _File), transformations=_EXTRAS, cache_control=_MARK)
-_Document = _shape("document", title=_LABEL, context=_LABEL, citations=_EXTRAS, cache_control=_MARK, source=_one_of(
-    _shape("base64", media_type=Literal["application/pdf"], data=str), _shape("text", media_type=Literal["text/plain"], data=str),
-    _shape("content", content=str | list[dict]), _Url, _File))
-_SearchResult = _shape("search_result", source=str, title=str, content=list[_Text], citations=_EXTRAS, cache_control=_MARK)
+_Image = _shape(
+    "image",
+    source=_one_of(_shape("base64", media_type=_ImageType, data=str), _Url, _File),
+    transformations=_EXTRAS,
+    cache_control=_MARK,
+)
+_Document = _shape(
+    "document",
+    title=_LABEL,
+    context=_LABEL,
+    citations=_EXTRAS,
+    cache_control=_MARK,
+    source=_one_of(
+        _shape("base64", media_type=Literal["application/pdf"], data=str),
+        _shape("text", media_type=Literal["text/plain"], data=str),
+        _shape("content", content=str | list[dict]),
+        _Url,
+        _File,
+    ),
+)
+_SearchResult = _shape(
+    "search_result", source=str, title=str, content=list[_Text], citations=_EXTRAS, cache_control=_MARK
+)
 _Thinking = _shape("thinking", thinking=str, signature=str)
 _Redacted = _shape("redacted_thinking", data=str)
-_ToolUse = _shape("tool_use", id=_Id, name=str, input=dict[str, Any], caller=_EXTRAS, toolset_name=_LABEL, cache_control=_MARK)
-_InResult = _one_of(_Text, _Image, _Document, _SearchResult, _shape("tool_reference", tool_name=str, cache_control=_MARK))
-_ToolResult = _shape("tool_result", tool_use_id=_Id, is_error=_YES_NO, toolset_name=_LABEL, cache_control=_MARK,
-                     content=(Annotated[list[_InResult], _STRING_LIST_OR_NULL], []))
+_ToolUse = _shape(
+    "tool_use",
+    id=_Id,
+    name=str,
+    input=dict[str, Any],
+    caller=_EXTRAS,
+    toolset_name=_LABEL,
+    cache_control=_MARK,
+)
+_InResult = _one_of(
+    _Text, _Image, _Document, _SearchResult, _shape("tool_reference", tool_name=str, cache_control=_MARK)
+)
+_ToolResult = _shape(
+    "tool_result",
+    tool_use_id=_Id,
+    is_error=_YES_NO,
+    toolset_name=_LABEL,
+    cache_control=_MARK,
+    content=(Annotated[list[_InResult], _STRING_LIST_OR_NULL], []),
+)
 
 # %% ../nbs/appendix/api_rules.ipynb #api-rules-server-blocks
-_ServerToolUse = _shape("server_tool_use", id=_Id, name=str, input=dict[str, Any], caller=_EXTRAS, cache_control=_MARK)
-_ServerToolResult = _shape(("web_search_tool_result", "web_fetch_tool_result", "code_execution_tool_result", "bash_code_execution_tool_result",
-                            "text_editor_code_execution_tool_result", "tool_search_tool_result"),
-                           tool_use_id=_Id, content=Any, caller=_EXTRAS, cache_control=_MARK)
+_ServerToolUse = _shape(
+    "server_tool_use", id=_Id, name=str, input=dict[str, Any], caller=_EXTRAS, cache_control=_MARK
+)
+_ServerToolResult = _shape(
+    (
+        "web_search_tool_result",
+        "web_fetch_tool_result",
+        "code_execution_tool_result",
+        "bash_code_execution_tool_result",
+        "text_editor_code_execution_tool_result",
+        "tool_search_tool_result",
+    ),
+    tool_use_id=_Id,
+    content=Any,
+    caller=_EXTRAS,
+    cache_control=_MARK,
+)
 _Upload = _shape("container_upload", file_id=str, cache_control=_MARK)
-_Block = _one_of(_Text, _ToolUse, _ToolResult, _Thinking, _Redacted, _Image, _Document, _SearchResult, _ServerToolUse, _ServerToolResult, _Upload)
+_Block = _one_of(
+    _Text,
+    _ToolUse,
+    _ToolResult,
+    _Thinking,
+    _Redacted,
+    _Image,
+    _Document,
+    _SearchResult,
+    _ServerToolUse,
+    _ServerToolResult,
+    _Upload,
+)
+
 
 class _Message(_Shape):
     role: str
@@ -163,9 +270,11 @@ class _Tool(_Shape):
     eager_input_streaming: bool | None = None
     allowed_callers: list[str] = []
 
+
 class _AnthropicTool(BaseModel):
     type: str
     name: str = ""
+
 
 def _tool_tag(tool: Any) -> str | None:
     "Which shape a tool must have. A type that nobody knows comes back as it is, and is reported."
@@ -174,21 +283,36 @@ def _tool_tag(tool: Any) -> str | None:
     kind = str(tool.get("type") or "custom")
     return "DATED_TYPE" if re.fullmatch(r"[a-z0-9_]+_20\d{6}", kind) else kind
 
-_AnyTool = Annotated[Union[Annotated[_Tool, Tag("custom")], Annotated[_AnthropicTool, Tag("DATED_TYPE")]], Discriminator(_tool_tag)]
+
+_AnyTool = Annotated[
+    Union[Annotated[_Tool, Tag("custom")], Annotated[_AnthropicTool, Tag("DATED_TYPE")]],
+    Discriminator(_tool_tag),
+]
 
 # %% ../nbs/appendix/api_rules.ipynb #api-rules-request-shape
 _Display = (Literal["summarized", "omitted"] | None, None)
-_ToolChoice = _one_of(_shape("auto", disable_parallel_tool_use=_YES_NO), _shape("any", disable_parallel_tool_use=_YES_NO),
-                      _shape("tool", name=str, disable_parallel_tool_use=_YES_NO), _shape("none"))
-_ThinkingSetting = _one_of(_shape("enabled", budget_tokens=Annotated[int, Field(ge=1024)], display=_Display),
-                           _shape("adaptive", display=_Display), _shape("disabled"), _shape("between_tools"))
+_ToolChoice = _one_of(
+    _shape("auto", disable_parallel_tool_use=_YES_NO),
+    _shape("any", disable_parallel_tool_use=_YES_NO),
+    _shape("tool", name=str, disable_parallel_tool_use=_YES_NO),
+    _shape("none"),
+)
+_ThinkingSetting = _one_of(
+    _shape("enabled", budget_tokens=Annotated[int, Field(ge=1024)], display=_Display),
+    _shape("adaptive", display=_Display),
+    _shape("disabled"),
+    _shape("between_tools"),
+)
+
 
 class _OutputConfig(_Shape):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: _shape("json_schema", schema_=Annotated[dict, Field(alias="schema")]) | None = None
 
+
 class _Metadata(_Shape):
     user_id: str | None = None
+
 
 class _Diagnostics(_Shape):
     previous_message_id: str | None = None
@@ -196,6 +320,7 @@ class _Diagnostics(_Shape):
 # %% ../nbs/appendix/api_rules.ipynb #api-rules-request
 class _CountRequest(_Shape):
     "The body of `count_tokens`: a request without `max_tokens`. Fields are checked in this order."
+
     model: Annotated[str, Field(min_length=1)]
     tool_choice: _ToolChoice = None
     tools: list[_AnyTool] = []
@@ -217,59 +342,89 @@ class _CountRequest(_Shape):
     diagnostics: _Diagnostics | None = None
     user_profile_id: str | None = None
 
+
 class _MessageRequest(_CountRequest):
     max_tokens: Annotated[int, Field(ge=0)]
 
 # %% ../nbs/appendix/api_rules.ipynb #api-rules-check-shape
-_WORDING = {"list_type": "Input should be a valid array", "model_type": "Input should be an object",
-            "model_attributes_type": "Input should be an object"}
+_WORDING = {
+    "list_type": "Input should be a valid array",
+    "model_type": "Input should be an object",
+    "model_attributes_type": "Input should be an object",
+}
+
 
 def _in_one_line(error: dict) -> str:
     "One pydantic error in the words of the API: a dotted path, a colon, what is wrong."
     where, text = ".".join(map(str, error["loc"])), _WORDING.get(error["type"], error["msg"])
     if error["type"] == "union_tag_not_found":
         is_object = isinstance(error["input"], dict)
-        where, text = (where + ".type", "Field required") if is_object else (where, "Input should be an object")
+        where, text = (
+            (where + ".type", "Field required") if is_object else (where, "Input should be an object")
+        )
     elif error["type"] == "union_tag_invalid":
-        text = f"Input tag '{error['ctx']['tag']}' found using 'type' does not match any of the expected tags: {error['ctx']['expected_tags']}"
+        text = (
+            f"Input tag '{error['ctx']['tag']}' found using 'type' does not match any of the "
+            f"expected tags: {error['ctx']['expected_tags']}"
+        )
     return f"{where}: {text}"
 
+
 def _check_shape(body: dict, counting: bool, known: int = 0) -> None:
-    "Types, required fields and unknown keys; the first fault is reported. The first `known` messages are not looked at."
+    """Types, required fields and unknown keys; the first fault is reported. The first `known` messages are
+    not looked at."""
     try:
         new = {**body, "messages": body["messages"][known:]} if known else body
         (_CountRequest if counting else _MessageRequest).model_validate(new)
     except ValidationError as error:
         if known:
-            return _check_shape(body, counting)   # once more with all messages, so that the path counts them
+            return _check_shape(body, counting)  # once more with all messages, so that the path counts them
         raise Refused(_in_one_line(error.errors(include_url=False)[0])) from None
     for message in body["messages"]:
         if message["role"] not in ("user", "assistant", "system"):
-            raise Refused(f'messages: Unexpected role "{message["role"]}". Allowed roles are "user" or "assistant"')
+            raise Refused(
+                f'messages: Unexpected role "{message["role"]}". Allowed roles are "user" or "assistant"'
+            )
 
 # %% ../nbs/appendix/api_rules.ipynb #api-rules-check-limits
-VERSIONS = ("2023-06-01", "2026-10-21")   # values of the anthropic-version header; the newer one dropped the sampling settings
+VERSIONS = (
+    "2023-06-01",
+    "2026-10-21",
+)  # values of the anthropic-version header; the newer one dropped the sampling settings
+
 
 def _thinking_type(body: dict) -> str | None:
     return body["thinking"]["type"] if body.get("thinking") else None
+
 
 def _check_limits(body: dict, rules: ModelRules) -> None:
     "The output limit of the model, and the special value 0, which only fills the cache."
     wanted = body.get("max_tokens", 1)
     if wanted > rules.max_output:
-        raise Refused(f"max_tokens: {wanted} > {rules.max_output}, which is the maximum allowed number of output tokens for {rules.id}")
-    if wanted == 0 and (body.get("stream") or _thinking_type(body) == "enabled" or (body.get("output_config") or {}).get("format")):
+        raise Refused(
+            f"max_tokens: {wanted} > {rules.max_output}, which is the maximum allowed number of "
+            f"output tokens for {rules.id}"
+        )
+    if wanted == 0 and (
+        body.get("stream")
+        or _thinking_type(body) == "enabled"
+        or (body.get("output_config") or {}).get("format")
+    ):
         raise Refused("max_tokens: 0 cannot be combined with streaming, manual thinking or an output format")
 
+
 def _check_sampling(body: dict, rules: ModelRules, version: str) -> None:
-    "temperature, top_p, top_k: gone in the new API version; under the old one new models take only the default value."
+    """temperature, top_p, top_k: gone in the new API version; under the old one new models take only the
+    default value."""
     for name, default in (("temperature", 1), ("top_p", 0.99), ("top_k", None)):
         if name in body and version == VERSIONS[1]:
             raise Refused(f"{name}: Extra inputs are not permitted")
         if name in body and not rules.sampling and body[name] != default:
             raise Refused(f"`{name}` is deprecated for this model.")
     if "temperature" in body and "top_p" in body:
-        raise Refused("`temperature` and `top_p` cannot both be specified for this model. Please use only one.")
+        raise Refused(
+            "`temperature` and `top_p` cannot both be specified for this model. Please use only one."
+        )
     if body.get("temperature", 1) != 1 and _thinking_type(body) in ("enabled", "adaptive"):
         raise Refused("`temperature` may only be set to 1 when thinking is enabled.")
 
@@ -282,19 +437,40 @@ def _check_thinking_setting(body: dict, rules: ModelRules) -> None:
     if kind == "adaptive" and kind not in rules.thinking:
         raise Refused("adaptive thinking is not supported on this model")
     if kind not in rules.thinking:
-        instead = '"thinking.type.adaptive" and "output_config.effort"' if "adaptive" in rules.thinking else '"thinking.type.enabled"'
-        raise Refused(f'"thinking.type.{kind}" is not supported for this model. Use {instead} to control thinking behavior.')
+        instead = (
+            '"thinking.type.adaptive" and "output_config.effort"'
+            if "adaptive" in rules.thinking
+            else '"thinking.type.enabled"'
+        )
+        raise Refused(
+            f'"thinking.type.{kind}" is not supported for this model. Use {instead} to control '
+            'thinking behavior.'
+        )
     if kind == "enabled" and body["thinking"]["budget_tokens"] >= body.get("max_tokens", float("inf")):
         raise Refused("`max_tokens` must be greater than `thinking.budget_tokens`.")
     effort = (body.get("output_config") or {}).get("effort")
     if kind in ("disabled", "between_tools") and rules.off_needs_low_effort and effort in ("xhigh", "max"):
-        raise Refused(f'"thinking.type.{kind}" is not supported with "output_config.effort" {effort} for this model.')
+        raise Refused(
+            f'"thinking.type.{kind}" is not supported with "output_config.effort" {effort} for this model.'
+        )
 
 # %% ../nbs/appendix/api_rules.ipynb #api-rules-schema
 _JSON_TYPES = {"string", "number", "integer", "boolean", "object", "array", "null"}
-_NAMED = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}   # name -> schema
-_LISTED = {"allOf", "anyOf", "oneOf", "prefixItems"}                                       # a list of schemas, not empty
-_SINGLE = {"items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames", "unevaluatedItems", "unevaluatedProperties"}
+_NAMED = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}  # name -> schema
+_LISTED = {"allOf", "anyOf", "oneOf", "prefixItems"}  # a list of schemas, not empty
+_SINGLE = {
+    "items",
+    "additionalProperties",
+    "not",
+    "if",
+    "then",
+    "else",
+    "contains",
+    "propertyNames",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+}
+
 
 def _inner_schemas(schema: dict) -> list:
     "The schemas directly inside a schema; None stands for a place that holds no schema."
@@ -305,15 +481,21 @@ def _inner_schemas(schema: dict) -> list:
         inner += schema[key] if isinstance(schema[key], list) and schema[key] else [None]
     return inner
 
+
 def _is_schema(schema: Any) -> bool:
     "Whether this is JSON Schema 2020-12, as far as a tool needs it: types, structure, required, enum."
     if not isinstance(schema, dict):
         return isinstance(schema, bool)
     kinds, names = schema.get("type", []), schema.get("required", [])
     kinds = kinds if isinstance(kinds, list) else [kinds]
-    return (all(isinstance(kind, str) and kind in _JSON_TYPES for kind in kinds) and isinstance(schema.get("enum", []), list)
-            and isinstance(names, list) and all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
-            and all(map(_is_schema, _inner_schemas(schema))))
+    return (
+        all(isinstance(kind, str) and kind in _JSON_TYPES for kind in kinds)
+        and isinstance(schema.get("enum", []), list)
+        and isinstance(names, list)
+        and all(isinstance(name, str) for name in names)
+        and len(set(names)) == len(names)
+        and all(map(_is_schema, _inner_schemas(schema)))
+    )
 
 # %% ../nbs/appendix/api_rules.ipynb #api-rules-check-tools
 def _is_closed(schema: Any) -> bool:
@@ -321,7 +503,10 @@ def _is_closed(schema: Any) -> bool:
     if not isinstance(schema, dict):
         return True
     is_object = schema.get("type") == "object" or "properties" in schema
-    return (not is_object or schema.get("additionalProperties") is False) and all(map(_is_closed, _inner_schemas(schema)))
+    return (not is_object or schema.get("additionalProperties") is False) and all(
+        map(_is_closed, _inner_schemas(schema))
+    )
+
 
 def _check_tools(tools: list[dict]) -> None:
     "Names are unique; an input schema is an object schema, valid, and closed for a strict tool."
@@ -333,13 +518,21 @@ def _check_tools(tools: list[dict]) -> None:
             continue
         schema, where = tool["input_schema"], f"tools.{number}.custom.input_schema"
         if schema.get("type") != "object":
-            raise Refused(f"{where}.type: " + ("Input should be 'object'" if "type" in schema else "Field required"))
+            raise Refused(
+                f"{where}.type: " + ("Input should be 'object'" if "type" in schema else "Field required")
+            )
         if any(key in schema for key in ("oneOf", "allOf", "anyOf")):
             raise Refused(f"{where}: input_schema does not support oneOf, allOf, or anyOf at the top level")
         if not _is_schema(schema):
-            raise Refused(f"{where}: JSON schema is invalid. It must match JSON Schema draft 2020-12 (https://json-schema.org/draft/2020-12).")
+            raise Refused(
+                f"{where}: JSON schema is invalid. It must match JSON Schema draft 2020-12 "
+                "(https://json-schema.org/draft/2020-12)."
+            )
         if tool.get("strict") and not _is_closed(schema):
-            raise Refused(f"tools.{number}.custom: For 'object' type, 'additionalProperties' must be explicitly set to false")
+            raise Refused(
+                f"tools.{number}.custom: For 'object' type, 'additionalProperties' must be explicitly "
+                "set to false"
+            )
 
 # %% ../nbs/appendix/api_rules.ipynb #api-rules-check-choice
 def _check_tool_choice(body: dict, rules: ModelRules) -> None:
@@ -351,7 +544,9 @@ def _check_tool_choice(body: dict, rules: ModelRules) -> None:
     if choice["type"] == "tool" and choice["name"] not in [tool.get("name") for tool in tools]:
         missing = f"Tool '{choice['name']}' not found in provided tools"
     if not tools:
-        raise Refused(f"tool_choice.{choice['type']} may only be specified while providing tools. {missing}".strip())
+        raise Refused(
+            f"tool_choice.{choice['type']} may only be specified while providing tools. {missing}".strip()
+        )
     if not rules.forced_tools:
         raise Refused('tool_choice: type "tool" and "any" are not supported for this model.')
     if missing:
@@ -366,9 +561,11 @@ def content_blocks(content: str | list[dict]) -> list[dict]:
         return [{"type": "text", "text": content}] if content else []
     return content
 
+
 class _Turn(NamedTuple):
     role: str
-    blocks: list[tuple[int, int, dict]]   # (index of the message, index in its content, the block)
+    blocks: list[tuple[int, int, dict]]  # (index of the message, index in its content, the block)
+
 
 def _turns(messages: list[dict], merge: bool) -> list[_Turn]:
     "Messages, with neighbours of one role put together."
@@ -385,10 +582,14 @@ def _check_texts(blocks: list[dict], where: str) -> None:
     texts = [block for block in blocks if block["type"] == "text"]
     for block in texts:
         if not block["text"]:
-            raise Refused(f"{where}: cache_control cannot be set for empty text blocks" if block.get("cache_control") else
-                          f"{where}: text content blocks must be non-empty")
+            raise Refused(
+                f"{where}: cache_control cannot be set for empty text blocks"
+                if block.get("cache_control")
+                else f"{where}: text content blocks must be non-empty"
+            )
     if texts and all(block["text"].isspace() for block in texts):
         raise Refused(f"{where}: text content blocks must contain non-whitespace text")
+
 
 def _check_result(block: dict, where: str) -> None:
     "A result's inner blocks: real text, and nothing but text when it reports an error."
@@ -399,6 +600,7 @@ def _check_result(block: dict, where: str) -> None:
 
 # %% ../nbs/appendix/api_rules.ipynb #api-rules-check-blocks
 _ASSISTANT_ONLY = {"tool_use", "server_tool_use", "thinking", "redacted_thinking"}
+
 
 def _check_blocks(body: dict, version: str, known: int = 0) -> None:
     "What a block may hold and in which role it may stand. The first `known` messages are not looked at."
@@ -422,31 +624,46 @@ def _check_blocks(body: dict, version: str, known: int = 0) -> None:
 
 # %% ../nbs/appendix/api_rules.ipynb #api-rules-check-messages
 def _check_messages(messages: list[dict], turns: list[_Turn], rules: ModelRules) -> None:
-    "At least one message, none empty but a final assistant one, the user first, system turns where they may stand."
+    """At least one message, none empty but a final assistant one, the user first, system turns where they
+    may stand."""
     if not messages:
         raise Refused("messages: at least one message is required")
     for i, message in enumerate(messages):
         if not message["content"] and (message["role"] != "assistant" or i < len(messages) - 1):
-            raise Refused(f"messages.{i}: " + {
-                "user": "user messages must have non-empty content", "system": "system content must contain at least one block",
-                "assistant": "all messages must have non-empty content except for the optional final assistant message"}[message["role"]])
+            raise Refused(
+                f"messages.{i}: "
+                + {
+                    "user": "user messages must have non-empty content",
+                    "system": "system content must contain at least one block",
+                    "assistant": "all messages must have non-empty content except for the optional "
+                    "final assistant message",
+                }[message["role"]]
+            )
     if turns[0].role == "assistant":
         raise Refused('messages: first message must use the "user" role')
     for before, turn, after in zip([None, *turns], turns, [*turns[1:], None]):
         if turn.role == "system":
             _check_system_turn(before, turn, after, rules)
 
+
 def _check_system_turn(before: _Turn | None, turn: _Turn, after: _Turn | None, rules: ModelRules) -> None:
-    "After a user turn, and before an assistant turn or at the end: never first, never between a call and its result."
+    """After a user turn, and before an assistant turn or at the end: never first, never between a call and
+    its result."""
     first, last = turn.blocks[0][0], turn.blocks[-1][0]
     if before is None:
         raise Refused("messages.0: use the top-level 'system' parameter for the initial system prompt")
     if not rules.system_turns:
         raise Refused(f"messages.{first}: role 'system' is not supported on this model")
     if any(block["type"] != "text" or not block["text"].strip() for _, _, block in turn.blocks):
-        raise Refused(f"messages.{first}: role 'system' supports text blocks only, and they must contain non-whitespace text")
+        raise Refused(
+            f"messages.{first}: role 'system' supports text blocks only, and they must contain "
+            "non-whitespace text"
+        )
     if before.role != "user" or (after and after.role != "assistant"):
-        raise Refused(f"messages.{last}: role 'system' must follow a 'user' message, and must precede an 'assistant' message or end the array")
+        raise Refused(
+            f"messages.{last}: role 'system' must follow a 'user' message, and must precede an "
+            "'assistant' message or end the array"
+        )
 
 # %% ../nbs/appendix/api_rules.ipynb #api-rules-check-pairs
 def _check_pairs(turns: list[_Turn]) -> None:
@@ -467,27 +684,40 @@ def _check_pairs(turns: list[_Turn]) -> None:
                 continue
             key = block["tool_use_id"]
             if key not in asked:
-                raise Refused(f"{where}: unexpected `tool_use_id` found in `tool_result` blocks: {key}. "
-                              "Each `tool_result` block must have a corresponding `tool_use` block in the previous message.")
+                raise Refused(
+                    f"{where}: unexpected `tool_use_id` found in `tool_result` blocks: {key}. "
+                    "Each `tool_result` block must have a corresponding `tool_use` block in the "
+                    "previous message."
+                )
             if key in answered:
-                raise Refused(f"{where}: each tool_use must have a single result. Found multiple `tool_result` blocks with id: {key}")
+                raise Refused(
+                    f"{where}: each tool_use must have a single result. Found multiple `tool_result` "
+                    f"blocks with id: {key}"
+                )
             answered.add(key)
             leading |= {key} if still_leading else set()
         missing = [key for key in asked if key not in leading]
         if missing:
-            raise Refused(f"messages.{asked[missing[0]]}: `tool_use` ids were found without `tool_result` blocks immediately after: "
-                          f"{', '.join(missing)}. Each `tool_use` block must have a corresponding `tool_result` block in the next message.")
+            raise Refused(
+                f"messages.{asked[missing[0]]}: `tool_use` ids were found without `tool_result` "
+                "blocks immediately after: "
+                f"{', '.join(missing)}. Each `tool_use` block must have a corresponding `tool_result` "
+                "block in the next message."
+            )
 
 # %% ../nbs/appendix/api_rules.ipynb #api-rules-sign
 _SIGNING_KEY = b"harnesslab: a local key, not a secret"
 
+
 def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:16]
+
 
 def sign(text: str) -> str:
     "The signature that the fake API puts under a thinking text: the same in every process."
     digest = _digest(text)
     return base64.b64encode(digest + hmac.digest(_SIGNING_KEY, digest, "sha256")).decode()
+
 
 def _signed_digest(signature: str) -> bytes | None:
     "The digest inside a signature of ours; None if it is not one."
@@ -499,17 +729,23 @@ def _signed_digest(signature: str) -> bytes | None:
 
 # %% ../nbs/appendix/api_rules.ipynb #api-rules-check-thinking
 def _check_signature(where: str, block: dict, is_latest: bool) -> None:
-    "A thinking block is one that was given out. (An empty text is one whose display was omitted: only the signature came.)"
+    """A thinking block is one that was given out. (An empty text is one whose display was omitted: only the
+    signature came.)"""
     signed = _signed_digest(block["signature"])
     is_changed = bool(block["thinking"]) and signed != _digest(block["thinking"])
     if signed and is_changed and is_latest:
-        raise Refused(f"{where}: `thinking` or `redacted_thinking` blocks in the latest assistant message cannot be modified. "
-                      "These blocks must remain as they were in the original response.")
+        raise Refused(
+            f"{where}: `thinking` or `redacted_thinking` blocks in the latest assistant message "
+            "cannot be modified. "
+            "These blocks must remain as they were in the original response."
+        )
     if signed is None or is_changed:
         raise Refused(f"{where}: Invalid `signature` in `thinking` block")
 
+
 def _check_thinking(turns: list[_Turn], setting: str | None) -> None:
-    "Signatures verify. With manual thinking, an assistant turn that is still open starts with its thinking block."
+    """Signatures verify. With manual thinking, an assistant turn that is still open starts with its
+    thinking block."""
     latest = max((n for n, turn in enumerate(turns) if turn.role == "assistant"), default=None)
     for n, turn in enumerate(turns):
         for i, j, block in turn.blocks:
@@ -517,33 +753,57 @@ def _check_thinking(turns: list[_Turn], setting: str | None) -> None:
                 _check_signature(f"messages.{i}.content.{j}", block, n == latest)
     if setting != "enabled" or latest is None or not turns[latest].blocks:
         return
-    # A turn is open while it ends the list, or its calls have only just been answered. A closed turn may drop its thinking.
-    is_open = latest == len(turns) - 1 or any(block["type"] == "tool_use" for _, _, block in turns[latest].blocks)
+    # A turn is open while it ends the list, or its calls have only just been answered. A closed turn
+    # may drop its thinking.
+    is_open = latest == len(turns) - 1 or any(
+        block["type"] == "tool_use" for _, _, block in turns[latest].blocks
+    )
     i, j, first = turns[latest].blocks[0]
     if is_open and first["type"] not in ("thinking", "redacted_thinking"):
-        raise Refused(f"messages.{i}.content.{j}.type: Expected `thinking` or `redacted_thinking`, but found `{first['type']}`. "
-                      "When `thinking` is enabled, a final `assistant` message must start with a thinking block.")
+        raise Refused(
+            f"messages.{i}.content.{j}.type: Expected `thinking` or `redacted_thinking`, but found "
+            f"`{first['type']}`. "
+            "When `thinking` is enabled, a final `assistant` message must start with a thinking block."
+        )
 
 # %% ../nbs/appendix/api_rules.ipynb #api-rules-check-end
 def _check_end(turns: list[_Turn], rules: ModelRules) -> None:
-    "A final assistant turn: empty, paused, or a prefill that the model takes and that does not end in white space."
+    """A final assistant turn: empty, paused, or a prefill that the model takes and that does not end in
+    white space."""
     last = turns[-1]
-    if last.role != "assistant" or not last.blocks or any(block["type"] == "server_tool_use" for _, _, block in last.blocks):
+    if (
+        last.role != "assistant"
+        or not last.blocks
+        or any(block["type"] == "server_tool_use" for _, _, block in last.blocks)
+    ):
         return
     if not rules.prefill:
-        raise Refused("This model does not support assistant message prefill. The conversation must end with a user message.")
+        raise Refused(
+            "This model does not support assistant message prefill. The conversation must end with a "
+            "user message."
+        )
     block = last.blocks[-1][2]
     if block["type"] == "text" and block["text"] != block["text"].rstrip():
         raise Refused("messages: final assistant content cannot end with trailing whitespace")
 
 # %% ../nbs/appendix/api_rules.ipynb #api-rules-check-request
-def check_request(body: dict, *, version: str = VERSIONS[0], models: dict[str, ModelRules] = MODELS, merge: bool = True,
-                  counting: bool = False, known: int = 0) -> ModelRules:
+def check_request(
+    body: dict,
+    *,
+    version: str = VERSIONS[0],
+    models: dict[str, ModelRules] = MODELS,
+    merge: bool = True,
+    counting: bool = False,
+    known: int = 0,
+) -> ModelRules:
     """Check one request body; gives the rules of its model.
 
-    version: the anthropic-version header. models: the known models. merge: put neighbours of one role together first.
-    counting: the body is for count_tokens. known: so many leading messages passed before, under the same version; their blocks are
-    not looked at again (how they go together is). Raises Refused at the first fault. Length and breakpoints are the caller's.
+    version: the anthropic-version header. models: the known models. merge: put neighbours of one role
+    together first.
+    counting: the body is for count_tokens. known: so many leading messages passed before, under the same
+    version; their blocks are
+    not looked at again (how they go together is). Raises Refused at the first fault. Length and breakpoints
+    are the caller's.
     """
     _check_shape(body, counting, known)
     rules = models.get(body["model"])
@@ -558,7 +818,9 @@ def check_request(body: dict, *, version: str = VERSIONS[0], models: dict[str, M
     _check_blocks(body, version, known)
     _check_messages(body["messages"], turns, rules)
     _check_pairs(turns)
-    if not body.get("tools") and any(block["type"] in ("tool_use", "tool_result") for turn in turns for _, _, block in turn.blocks):
+    if not body.get("tools") and any(
+        block["type"] in ("tool_use", "tool_result") for turn in turns for _, _, block in turn.blocks
+    ):
         raise Refused("Requests which include `tool_use` or `tool_result` blocks must define tools.")
     _check_thinking(turns, _thinking_type(body))
     _check_end(turns, rules)

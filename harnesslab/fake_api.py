@@ -21,18 +21,33 @@ from typing import Any, NamedTuple
 import httpx
 
 # %% ../nbs/appendix/fake_api.ipynb #fake-api-imports-ours
-from .api_rules import MAX_BODY, MODELS, VERSIONS, ModelRules, Refused, check_request, content_blocks, parse_body, sign
+from harnesslab.api_rules import (
+    MAX_BODY,
+    MODELS,
+    VERSIONS,
+    ModelRules,
+    Refused,
+    check_request,
+    content_blocks,
+    parse_body,
+    sign,
+)
 
 # %% ../nbs/appendix/fake_api.ipynb #fake-api-estimate
-CHARS_PER_TOKEN = 3.5    # an estimate; real tokenizers give about 2.5 to 4, depending on the text and on the model
-_IMAGE_CHARS = 5_250     # an image counts as 1,500 tokens, whatever its size
+CHARS_PER_TOKEN = (
+    3.5  # an estimate; real tokenizers give about 2.5 to 4, depending on the text and on the model
+)
+_IMAGE_CHARS = 5_250  # an image counts as 1,500 tokens, whatever its size
+
 
 def estimate_tokens(characters: int) -> int:
     "Tokens for a number of characters: an estimate, never a measurement."
     return ceil(characters / CHARS_PER_TOKEN)
 
+
 def _as_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
 
 def _readable(block: dict) -> str:
     "A block as the text that is counted and compared: everything but its cache_control."
@@ -50,19 +65,23 @@ class _Prompt:
     "A prompt as the cache sees it, one row after the other."
 
     def __init__(self, digests=(), lengths=(), explicit=(), starts=()):
-        self.digests: list[bytes] = [*digests]                # of everything up to and including this row
-        self.lengths: list[int] = [*lengths]                  # characters up to and including this row
-        self.explicit: list[tuple[int, str]] = [*explicit]    # breakpoints on blocks: (row, lifetime)
-        self.starts: list[int] = [*starts]                    # the first row of each message
+        self.digests: list[bytes] = [*digests]  # of everything up to and including this row
+        self.lengths: list[int] = [*lengths]  # characters up to and including this row
+        self.explicit: list[tuple[int, str]] = [*explicit]  # breakpoints on blocks: (row, lifetime)
+        self.starts: list[int] = [*starts]  # the first row of each message
         self.marks, self._last_markable = self.explicit, len(self.digests) - 1
 
     def add(self, where: str, block: dict, is_free: bool = False) -> None:
         "One more row. A free row is compared but costs nothing."
         kind, text, row = block.get("type"), _readable(block), len(self.digests)
         before = (self.digests[-1], self.lengths[-1]) if row else (b"", 0)
-        self.digests.append(hashlib.blake2b(before[0] + f"{where} {kind} {text}".encode(), digest_size=16).digest())
+        self.digests.append(
+            hashlib.blake2b(before[0] + f"{where} {kind} {text}".encode(), digest_size=16).digest()
+        )
         self.lengths.append(before[1] + (0 if is_free else len(text)))
-        inner = block.get("content") if kind == "tool_result" and isinstance(block.get("content"), list) else []
+        inner = (
+            block.get("content") if kind == "tool_result" and isinstance(block.get("content"), list) else []
+        )
         for part in (*inner, block):
             if part.get("cache_control"):
                 self.explicit.append((row, part["cache_control"].get("ttl", "5m")))
@@ -83,10 +102,16 @@ class _Prompt:
 
 # %% ../nbs/appendix/fake_api.ipynb #fake-api-read-prompt
 def _read_prompt(body: dict, earlier: _Prompt | None = None, known: int = 0) -> _Prompt:
-    "The prompt of a request. Its first `known` messages, and all that stands before them, are those of `earlier`."
+    """The prompt of a request. Its first `known` messages, and all that stands before them, are those of
+    `earlier`."""
     if earlier is not None and known:
         end = earlier.starts[known] if known < len(earlier.starts) else len(earlier.digests)
-        prompt = _Prompt(earlier.digests[:end], earlier.lengths[:end], [mark for mark in earlier.explicit if mark[0] < end], earlier.starts[:known])
+        prompt = _Prompt(
+            earlier.digests[:end],
+            earlier.lengths[:end],
+            [mark for mark in earlier.explicit if mark[0] < end],
+            earlier.starts[:known],
+        )
     else:
         prompt, known = _Prompt(), 0
         prompt.add("model", {"model": body["model"]}, is_free=True)
@@ -94,7 +119,11 @@ def _read_prompt(body: dict, earlier: _Prompt | None = None, known: int = 0) -> 
             prompt.add("tools", tool)
         for block in content_blocks(body.get("system", "")):
             prompt.add("system", block)
-        settings = [body.get("thinking"), (body.get("output_config") or {}).get("effort"), body.get("tool_choice")]
+        settings = [
+            body.get("thinking"),
+            (body.get("output_config") or {}).get("effort"),
+            body.get("tool_choice"),
+        ]
         prompt.add("settings", {"settings": settings}, is_free=True)
     for message in body["messages"][known:]:
         prompt.starts.append(len(prompt.digests))
@@ -110,16 +139,21 @@ def _check_prompt(prompt: _Prompt, rules: ModelRules) -> None:
     lifetimes = [ttl for _, ttl in prompt.marks]
     if len(lifetimes) > 4:
         raise Refused(f"A maximum of 4 blocks with cache_control may be provided. Found {len(lifetimes)}.")
-    if lifetimes != sorted(lifetimes):   # "1h" sorts before "5m"
-        raise Refused("cache_control.ttl: a ttl='1h' cache_control block must not come after a ttl='5m' cache_control block. "
-                      "Blocks are processed in the order `tools`, `system`, `messages`.")
+    if lifetimes != sorted(lifetimes):  # "1h" sorts before "5m"
+        raise Refused(
+            "cache_control.ttl: a ttl='1h' cache_control block must not come after a ttl='5m' "
+            "cache_control block. "
+            "Blocks are processed in the order `tools`, `system`, `messages`."
+        )
     if prompt.total > rules.window:
         raise Refused(f"prompt is too long: {prompt.total} tokens > {rules.window} maximum")
 
 # %% ../nbs/appendix/fake_api.ipynb #fake-api-cache
-# Both numbers, and the smallest prompts in MODELS: prompt caching page of the Anthropic documentation, read 2026-11-30.
-_LIFETIME = {"5m": 300.0, "1h": 3600.0}   # seconds since the last use
-_LOOK_BACK = 20                           # rows, the breakpoint's own included
+# Both numbers, and the smallest prompts in MODELS: prompt caching page of the Anthropic documentation, read
+# 2026-11-30.
+_LIFETIME = {"5m": 300.0, "1h": 3600.0}  # seconds since the last use
+_LOOK_BACK = 20  # rows, the breakpoint's own included
+
 
 class _Cache:
     "Which beginnings are remembered, and until when."
@@ -128,7 +162,8 @@ class _Cache:
         self._clock, self._expiry, self._lock = clock, {}, threading.Lock()
 
     def bill(self, prompt: _Prompt, minimum: int) -> dict:
-        "Use the cache for one request. Gives tokens: `fresh`, `read`, and under `5m` and `1h` what was written for how long."
+        """Use the cache for one request. Gives tokens: `fresh`, `read`, and under `5m` and `1h` what was
+        written for how long."""
         with self._lock:
             now = self._clock()
             self._expiry = {digest: end for digest, end in self._expiry.items() if end > now}
@@ -137,7 +172,7 @@ class _Cache:
             bill = {"read": counted, "5m": 0, "1h": 0}
             for row, ttl in prompt.marks:
                 if prompt.tokens(row) < minimum:
-                    continue                       # too short: not cached, and no error
+                    continue  # too short: not cached, and no error
                 digest = prompt.digests[row]
                 self._expiry[digest] = max(now + _LIFETIME[ttl], self._expiry.get(digest, 0))
                 if row > found:
@@ -154,15 +189,18 @@ class _Cache:
 Policy = Callable[[dict], "list[dict] | dict"]
 _ALPHABET = "ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz123456789"
 
+
 def _new_id(prefix: str, *parts: Any) -> str:
     "An id that depends on the parts alone."
     return prefix + "01" + "".join(random.Random(repr(parts)).choices(_ALPHABET, k=22))
+
 
 def _spoken(block: dict) -> str:
     "The part of a block that costs output tokens."
     if block["type"] in ("text", "thinking"):
         return block[block["type"]]
     return block.get("name", "") + _as_json(block["input"]) if "input" in block else _as_json(block)
+
 
 def _cut_block(block: dict, characters: int) -> dict:
     "A block that ran into the limit: its text stops in the middle; a call has lost its arguments."
@@ -172,7 +210,8 @@ def _cut_block(block: dict, characters: int) -> dict:
 
 # %% ../nbs/appendix/fake_api.ipynb #fake-api-cut
 def _fit(content: list[dict], limit: int, claimed: int | None) -> tuple[list[dict], int, bool]:
-    "Cut a reply to `limit` tokens. `claimed`: the tokens that a policy says it took, else estimated. Gives (blocks, tokens, was it cut)."
+    """Cut a reply to `limit` tokens. `claimed`: the tokens that a policy says it took, else estimated.
+    Gives (blocks, tokens, was it cut)."""
     sizes = [len(_spoken(block)) for block in content]
     tokens = max(1, estimate_tokens(sum(sizes))) if claimed is None else claimed
     if tokens <= limit:
@@ -192,15 +231,25 @@ def _thinks(body: dict, rules: ModelRules) -> bool:
         return False
     return body["thinking"]["type"] != "disabled" if body.get("thinking") else rules.thinks_unasked
 
+
 def _allowed(content: list[dict], body: dict, rules: ModelRules) -> list[dict]:
-    "What the request lets through of a policy's blocks: no thinking when it is off, no blank text, no more calls than were allowed."
+    """What the request lets through of a policy's blocks: no thinking when it is off, no blank text, no
+    more calls than were allowed."""
     choice, thinks, allowed = body.get("tool_choice") or {}, _thinks(body, rules), []
-    calls_left = 0 if choice.get("type") == "none" else 1 if choice.get("disable_parallel_tool_use") else len(content)
+    calls_left = (
+        0 if choice.get("type") == "none" else 1 if choice.get("disable_parallel_tool_use") else len(content)
+    )
     for block in content:
         is_call = block["type"] == "tool_use"
         calls_left -= is_call
-        if (is_call and calls_left < 0 or block["type"] in ("thinking", "redacted_thinking") and not thinks
-                or block["type"] == "text" and not block["text"].strip()):
+        if (
+            is_call
+            and calls_left < 0
+            or block["type"] in ("thinking", "redacted_thinking")
+            and not thinks
+            or block["type"] == "text"
+            and not block["text"].strip()
+        ):
             continue
         allowed.append(block)
     return allowed
@@ -209,16 +258,24 @@ def _allowed(content: list[dict], body: dict, rules: ModelRules) -> list[dict]:
 def _until_stop(content: list[dict], sequences: list[str]) -> tuple[list[dict], str | None]:
     "Cut a reply at the first stop sequence in its text."
     for number, block in enumerate(content):
-        found = [(block["text"].index(s), s) for s in sequences if s in block["text"]] if block["type"] == "text" else []
+        found = (
+            [(block["text"].index(s), s) for s in sequences if s in block["text"]]
+            if block["type"] == "text"
+            else []
+        )
         if found:
             start, sequence = min(found)
             said = block["text"][:start]
             return content[:number] + ([{**block, "text": said}] if said.strip() else []), sequence
     return content, None
 
+
 def _dress(content: list[dict], body: dict, rules: ModelRules, key: Any) -> list[dict]:
-    "Ids for calls, signatures for thinking. The thinking text stays out unless the model or the request shows it."
-    display = (body.get("thinking") or {}).get("display") or ("summarized" if rules.shows_thinking else "omitted")
+    """Ids for calls, signatures for thinking. The thinking text stays out unless the model or the request
+    shows it."""
+    display = (body.get("thinking") or {}).get("display") or (
+        "summarized" if rules.shows_thinking else "omitted"
+    )
     dressed = []
     for number, block in enumerate(content):
         if block["type"] == "tool_use" and "id" not in block:
@@ -231,37 +288,62 @@ def _dress(content: list[dict], body: dict, rules: ModelRules, key: Any) -> list
 
 # %% ../nbs/appendix/fake_api.ipynb #fake-api-reply
 def _reply(body: dict, rules: ModelRules, prompt: _Prompt, bill: dict, said: list | dict, seed: int) -> dict:
-    "The message that goes back: the policy's blocks, completed and cut to the limits, with stop reason and usage."
+    """The message that goes back: the policy's blocks, completed and cut to the limits, with stop reason
+    and usage."""
     said = said if isinstance(said, dict) else {"content": said}
     key = (seed, prompt.digests[-1:], prompt.total)
     content, sequence = _until_stop(_allowed(said["content"], body, rules), body.get("stop_sequences", []))
     room = max(0, rules.window - prompt.total)
     content, tokens, was_cut = _fit(content, min(body["max_tokens"], room), said.get("output_tokens"))
-    stop = said.get("stop_reason") or ("tool_use" if any(block["type"] == "tool_use" for block in content) else "end_turn")
+    stop = said.get("stop_reason") or (
+        "tool_use" if any(block["type"] == "tool_use" for block in content) else "end_turn"
+    )
     if was_cut:
         stop = "max_tokens" if body["max_tokens"] <= room else "model_context_window_exceeded"
     elif sequence is not None:
         stop = "stop_sequence"
     thought = estimate_tokens(sum(len(block["thinking"]) for block in content if block["type"] == "thinking"))
-    usage = {"input_tokens": bill["fresh"], "cache_creation_input_tokens": bill["5m"] + bill["1h"], "cache_read_input_tokens": bill["read"],
-             "cache_creation": {"ephemeral_5m_input_tokens": bill["5m"], "ephemeral_1h_input_tokens": bill["1h"]},
-             "output_tokens": tokens, "output_tokens_details": {"thinking_tokens": min(tokens, thought)}, "service_tier": "standard"}
-    return {"id": _new_id("msg_", key), "type": "message", "role": "assistant", "model": body["model"],
-            "content": _dress(content, body, rules, key), "stop_reason": stop, "stop_sequence": sequence if stop == "stop_sequence" else None,
-            "stop_details": said.get("stop_details"), "container": None, "diagnostics": None, "usage": usage}
+    usage = {
+        "input_tokens": bill["fresh"],
+        "cache_creation_input_tokens": bill["5m"] + bill["1h"],
+        "cache_read_input_tokens": bill["read"],
+        "cache_creation": {"ephemeral_5m_input_tokens": bill["5m"], "ephemeral_1h_input_tokens": bill["1h"]},
+        "output_tokens": tokens,
+        "output_tokens_details": {"thinking_tokens": min(tokens, thought)},
+        "service_tier": "standard",
+    }
+    return {
+        "id": _new_id("msg_", key),
+        "type": "message",
+        "role": "assistant",
+        "model": body["model"],
+        "content": _dress(content, body, rules, key),
+        "stop_reason": stop,
+        "stop_sequence": sequence if stop == "stop_sequence" else None,
+        "stop_details": said.get("stop_details"),
+        "container": None,
+        "diagnostics": None,
+        "usage": usage,
+    }
 
 # %% ../nbs/appendix/fake_api.ipynb #fake-api-stream
 def _pieces(text: Any, size: int) -> list:
     "A text (or bytes) in pieces of at most `size`."
-    return [text[start:start + size] for start in range(0, len(text), size)]
+    return [text[start : start + size] for start in range(0, len(text), size)]
+
 
 def _deltas(block: dict) -> tuple[dict, list[dict]]:
     "How a block starts, and the pieces that follow."
     if block["type"] == "text":
-        return {**block, "text": ""}, [{"type": "text_delta", "text": piece} for piece in _pieces(block["text"], 24)]
+        return {**block, "text": ""}, [
+            {"type": "text_delta", "text": piece} for piece in _pieces(block["text"], 24)
+        ]
     if block["type"] == "thinking":
         pieces = [{"type": "thinking_delta", "thinking": piece} for piece in _pieces(block["thinking"], 24)]
-        return {**block, "thinking": "", "signature": ""}, [*pieces, {"type": "signature_delta", "signature": block["signature"]}]
+        return {**block, "thinking": "", "signature": ""}, [
+            *pieces,
+            {"type": "signature_delta", "signature": block["signature"]},
+        ]
     if "input" in block:
         texts = ["", *_pieces(json.dumps(block["input"]), 24)] if block["input"] else [""]
         return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": text} for text in texts]
@@ -270,7 +352,13 @@ def _deltas(block: dict) -> tuple[dict, list[dict]]:
 # %% ../nbs/appendix/fake_api.ipynb #fake-api-events
 def _events(message: dict, fails: bool) -> Iterator[dict]:
     "A finished message as the events that would have built it; `fails` ends the stream with an error event."
-    started = {**message, "content": [], "stop_reason": None, "stop_sequence": None, "usage": {**message["usage"], "output_tokens": 1}}
+    started = {
+        **message,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": {**message["usage"], "output_tokens": 1},
+    }
     yield {"type": "message_start", "message": started}
     yield {"type": "ping"}
     if fails:
@@ -285,14 +373,27 @@ def _events(message: dict, fails: bool) -> Iterator[dict]:
     yield {"type": "message_delta", "delta": ended, "usage": message["usage"]}
     yield {"type": "message_stop"}
 
+
 def _as_stream(message: dict, fails: bool) -> bytes:
     "The events as they go over the wire: a name, the data, an empty line."
-    return b"".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode() for event in _events(message, fails))
+    return b"".join(
+        f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode() for event in _events(message, fails)
+    )
 
 # %% ../nbs/appendix/fake_api.ipynb #fake-api-fault-kinds
 _STATUS_FAULTS = {
-    "rate_limit": (429, "rate_limit_error", "This request would exceed your organization's rate limit.", None),
-    "spend_limit": (429, "rate_limit_error", "Your organization has reached its spend limit.", "enforced_spend_limit_reached"),
+    "rate_limit": (
+        429,
+        "rate_limit_error",
+        "This request would exceed your organization's rate limit.",
+        None,
+    ),
+    "spend_limit": (
+        429,
+        "rate_limit_error",
+        "Your organization has reached its spend limit.",
+        "enforced_spend_limit_reached",
+    ),
     "timeout": (408, "timeout_error", "The request took too long to arrive.", None),
     "conflict": (409, "conflict_error", "The resource is being changed by another request.", None),
     "server_error": (500, "api_error", "Internal server error", None),
@@ -301,11 +402,17 @@ _STATUS_FAULTS = {
 }
 FAULTS = {
     **{kind: f"status {status}, {error}" for kind, (status, error, _, _) in _STATUS_FAULTS.items()},
-    "html": "a web page where JSON should be (any `status`)", "empty_body": "an answer with nothing in it (any `status`)",
-    "drop": "the connection closes before a byte came back", "drop_body": "the connection closes in the middle of the answer",
-    "hang": "the request is taken and never answered", "slow": "the answer comes in ten pieces, over `seconds`",
-    "cut": "the reply is cut off; its last call has lost the arguments", "empty": "end_turn with no content", "refusal": "the model declines",
-    "pause": "a long turn is paused; send it back to go on", "stream_error": "an error event after the stream has begun (streaming only)",
+    "html": "a web page where JSON should be (any `status`)",
+    "empty_body": "an answer with nothing in it (any `status`)",
+    "drop": "the connection closes before a byte came back",
+    "drop_body": "the connection closes in the middle of the answer",
+    "hang": "the request is taken and never answered",
+    "slow": "the answer comes in ten pieces, over `seconds`",
+    "cut": "the reply is cut off; its last call has lost the arguments",
+    "empty": "end_turn with no content",
+    "refusal": "the model declines",
+    "pause": "a long turn is paused; send it back to go on",
+    "stream_error": "an error event after the stream has begun (streaming only)",
 }
 
 # %% ../nbs/appendix/fake_api.ipynb #fake-api-fault
@@ -313,11 +420,15 @@ FAULTS = {
 class Fault:
     """One thing that goes wrong. Requests to POST /v1/messages are counted from 1.
 
-    kind: a key of FAULTS. at: the first request it hits. times: how many in a row. every: hit again each `every` requests.
-    retry_after: seconds to announce, None for no header; retry_after_as: "seconds", "date" or "ms". should_retry: the header
-    x-should-retry, None for no header. seconds: for `slow` and `hang`, how long. status: for `html` and `empty_body`.
+    kind: a key of FAULTS. at: the first request it hits. times: how many in a row. every: hit again each
+    `every` requests.
+    retry_after: seconds to announce, None for no header; retry_after_as: "seconds", "date" or "ms".
+    should_retry: the header
+    x-should-retry, None for no header. seconds: for `slow` and `hang`, how long. status: for `html` and
+    `empty_body`.
     Raises ValueError for a kind that does not exist.
     """
+
     kind: str
     at: int = 1
     times: int = 1
@@ -330,7 +441,10 @@ class Fault:
 
     def __post_init__(self):
         if self.kind not in FAULTS or self.retry_after_as not in ("seconds", "date", "ms"):
-            raise ValueError(f"there is no fault {self.kind!r} with retry_after_as={self.retry_after_as!r}; the kinds are {', '.join(FAULTS)}")
+            raise ValueError(
+                f"there is no fault {self.kind!r} with retry_after_as={self.retry_after_as!r}; the "
+                f"kinds are {', '.join(FAULTS)}"
+            )
 
     def hits(self, number: int) -> bool:
         "Whether request `number` meets this fault."
@@ -348,6 +462,7 @@ def _fault_headers(fault: Fault) -> dict[str, str]:
         headers[name] = f"{fault.retry_after * factor:g}"
     return headers
 
+
 def _spoil(message: dict, kind: str | None) -> dict:
     "A good reply, made into the one that the fault describes."
     content = message["content"]
@@ -357,57 +472,100 @@ def _spoil(message: dict, kind: str | None) -> dict:
     if kind == "empty":
         return {**message, "content": [], "stop_reason": "end_turn"}
     if kind == "pause":
-        search = {"type": "server_tool_use", "id": _new_id("srvtoolu_", message["id"]), "name": "web_search", "input": {"query": "more"}}
-        return {**message, "content": [{"type": "text", "text": "Still searching."}, search], "stop_reason": "pause_turn"}
+        search = {
+            "type": "server_tool_use",
+            "id": _new_id("srvtoolu_", message["id"]),
+            "name": "web_search",
+            "input": {"query": "more"},
+        }
+        return {
+            **message,
+            "content": [{"type": "text", "text": "Still searching."}, search],
+            "stop_reason": "pause_turn",
+        }
     if kind == "cut":
-        half = [_cut_block(block, max(1, len(_spoken(block)) // 2)) for block in content[-1:] if block["type"] != "thinking"]
+        half = [
+            _cut_block(block, max(1, len(_spoken(block)) // 2))
+            for block in content[-1:]
+            if block["type"] != "thinking"
+        ]
         return {**message, "content": content[:-1] + half, "stop_reason": "max_tokens"}
     return message
 
 # %% ../nbs/appendix/fake_api.ipynb #fake-api-answer
 class Received(NamedTuple):
-    "One request as it came in, and what became of it. verdict: `ok`, `refused: ...`, `fault: kind` or `policy failed: ...`."
+    """One request as it came in, and what became of it. verdict: `ok`, `refused: ...`, `fault: kind` or
+    `policy failed: ...`."""
+
     method: str
     path: str
-    headers: dict[str, str]   # names in lower case
+    headers: dict[str, str]  # names in lower case
     body: bytes
     status: int
     verdict: str
 
+
 @dataclass(frozen=True)
 class _Answer:
     "What goes back, and the kind of fault (if any) that spoils the delivery, with its seconds."
+
     status: int
     headers: dict[str, str]
     body: bytes
     fault: str | None = None
     seconds: float = 0.0
 
-# Local servers with an Anthropic-shaped endpoint (their sources and docs, autumn 2026): is max_tokens required, is there count_tokens?
-_LAX = {"ollama": (True, False), "llama.cpp": (False, False), "vllm": (True, True), "lmstudio": (False, False)}
+
+# Local servers with an Anthropic-shaped endpoint (their sources and docs, autumn 2026): is max_tokens
+# required, is there count_tokens?
+_LAX = {
+    "ollama": (True, False),
+    "llama.cpp": (False, False),
+    "vllm": (True, True),
+    "lmstudio": (False, False),
+}
 _METHODS = {"/v1/messages": "POST", "/v1/messages/count_tokens": "POST", "/v1/models": "GET"}
 
 # %% ../nbs/appendix/fake_api.ipynb #fake-api-class
 class FakeApi:
-    """A strict local Messages API: `transport()` for httpx in this process, `serve()` for any client on this machine.
+    """A strict local Messages API: `transport()` for httpx in this process, `serve()` for any client on
+    this machine.
 
-    policy: takes the checked request body; returns content blocks, or a dict with `content` and more. Called from many threads at once.
-    models: more `ModelRules`, beside MODELS. keys: the accepted API keys, None for any. faults: what goes wrong, and when.
-    merge: False refuses results that are split over messages. lax: behave like "ollama", "llama.cpp", "vllm" or "lmstudio".
-    seed: changes the ids. clock: seconds, for the cache. keep: how many requests `requests` remembers (and at most 64 MB of them).
+    policy: takes the checked request body; returns content blocks, or a dict with `content` and more.
+    Called from many threads at once.
+    models: more `ModelRules`, beside MODELS. keys: the accepted API keys, None for any. faults: what goes
+    wrong, and when.
+    merge: False refuses results that are split over messages. lax: behave like "ollama", "llama.cpp",
+    "vllm" or "lmstudio".
+    seed: changes the ids. clock: seconds, for the cache. keep: how many requests `requests` remembers (and
+    at most 64 MB of them).
     Raises ValueError for a server name that is not known.
     """
 
-    def __init__(self, policy: Policy, *, models: Iterable[ModelRules] | None = None, keys: Iterable[str] | None = None,
-                 faults: Iterable[Fault] = (), merge: bool = True, lax: str | None = None, seed: int = 0,
-                 clock: Callable[[], float] = time.monotonic, keep: int = 200):
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        models: Iterable[ModelRules] | None = None,
+        keys: Iterable[str] | None = None,
+        faults: Iterable[Fault] = (),
+        merge: bool = True,
+        lax: str | None = None,
+        seed: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        keep: int = 200,
+    ):
         if lax is not None and lax not in _LAX:
-            raise ValueError(f"lax={lax!r} is unknown: choose one of {', '.join(_LAX)}, or None for the strict API")
+            raise ValueError(
+                f"lax={lax!r} is unknown: choose one of {', '.join(_LAX)}, or None for the strict API"
+            )
         self.policy, self.faults, self.merge, self.lax, self.seed = policy, list(faults), merge, lax, seed
         self.models = {**MODELS, **{rules.id: rules for rules in models or ()}}
         self.keys = None if keys is None else {keys} if isinstance(keys, str) else set(keys)
         self.requests: deque[Received] = deque(maxlen=keep)
-        self._recent: dict[str, tuple] = {}   # how a conversation starts -> its messages and prompt, when they last passed
+        self._recent: dict[
+            str, tuple
+        ] = {}  # how a conversation starts -> its messages and prompt, when they last passed
         self._cache, self._lock, self._seen, self._counted = _Cache(clock), threading.Lock(), 0, 0
 
     def transport(self) -> httpx.BaseTransport:
@@ -416,7 +574,8 @@ class FakeApi:
 
     @contextmanager
     def serve(self, host: str = "127.0.0.1", port: int = 0) -> Iterator["_Server"]:
-        "Serve on the loopback address while the `with` block runs; port 0 takes a free one. Gives an object with `.url`."
+        """Serve on the loopback address while the `with` block runs; port 0 takes a free one. Gives an
+        object with `.url`."""
         if host not in ("127.0.0.1", "localhost"):
             raise ValueError(f"serve() is for this machine only: use host 127.0.0.1, not {host}")
         server = _Server(self, host, port)
@@ -429,7 +588,11 @@ class FakeApi:
         "One request in, one answer out. Never raises; the verdict goes into `requests`."
         fault, request_id = self._next(method, path)
         kind = fault.kind if fault else None
-        head = {"content-type": "application/json", "request-id": request_id, "anthropic-organization-id": "org_local"}
+        head = {
+            "content-type": "application/json",
+            "request-id": request_id,
+            "anthropic-organization-id": "org_local",
+        }
         status, verdict = 200, f"fault: {kind}" if fault else "ok"
         try:
             if kind in ("html", "empty_body", "drop", "hang"):
@@ -442,14 +605,25 @@ class FakeApi:
             else:
                 head["content-type"], body = self._serve_path(method, path, headers, raw, kind)
         except Refused as refused:
-            status, verdict, body = refused.status, f"refused: {refused.message}", json.dumps(refused.body(request_id)).encode()
-        except Exception as error:   # a policy is somebody's code; its mistakes must not look like a broken network
+            status, verdict, body = (
+                refused.status,
+                f"refused: {refused.message}",
+                json.dumps(refused.body(request_id)).encode(),
+            )
+        except (
+            Exception
+        ) as error:  # a policy is somebody's code; its mistakes must not look like a broken network
             status, verdict = 500, f"policy failed: {error!r}"
             head["x-should-retry"] = "false"
-            body = json.dumps(Refused(f"The scripted policy failed: {error!r}", 500, "api_error").body(request_id)).encode()
+            body = json.dumps(
+                Refused(f"The scripted policy failed: {error!r}", 500, "api_error").body(request_id)
+            ).encode()
         with self._lock:
             self.requests.append(Received(method, path, dict(headers), raw, status, verdict))
-            while len(self.requests) > 1 and sum(len(received.body) for received in self.requests) > 64 * 1024 * 1024:
+            while (
+                len(self.requests) > 1
+                and sum(len(received.body) for received in self.requests) > 64 * 1024 * 1024
+            ):
                 self.requests.popleft()
         return _Answer(status, head, body, kind, fault.seconds if fault else 0.0)
 
@@ -459,10 +633,16 @@ class FakeApi:
         with self._lock:
             self._seen += 1
             self._counted += is_message
-            fault = next((fault for fault in self.faults if fault.hits(self._counted)), None) if is_message else None
+            fault = (
+                next((fault for fault in self.faults if fault.hits(self._counted)), None)
+                if is_message
+                else None
+            )
             return fault, _new_id("req_", self.seed, self._seen)
 
-    def _serve_path(self, method: str, path: str, headers: dict[str, str], raw: bytes, kind: str | None) -> tuple[str, bytes]:
+    def _serve_path(
+        self, method: str, path: str, headers: dict[str, str], raw: bytes, kind: str | None
+    ) -> tuple[str, bytes]:
         "The endpoints. Gives content type and body."
         model_id = path.removeprefix("/v1/models/") if path.startswith("/v1/models/") else None
         counting = path == "/v1/messages/count_tokens"
@@ -499,14 +679,17 @@ class FakeApi:
             raise Refused("invalid x-api-key", 401, "authentication_error")
 
     def _check(self, body: dict, version: str | None, counting: bool) -> tuple[ModelRules, _Prompt]:
-        "All rules, then the prompt as the cache sees it. What passed before, in a conversation that starts like this one, is not read again."
+        """All rules, then the prompt as the cache sees it. What passed before, in a conversation that
+        starts like this one, is not read again."""
         if self.lax:
             return self._check_laxly(body, counting)
         messages = body["messages"] if isinstance(body.get("messages"), list) else []
         start = _as_json([version, {**body, "messages": messages[:1]}])
         old, earlier = self._recent.get(start, ([], None))
         known = sum(1 for _ in takewhile(bool, map(eq, old, messages[:-1])))
-        rules = check_request(body, version=version, models=self.models, merge=self.merge, counting=counting, known=known)
+        rules = check_request(
+            body, version=version, models=self.models, merge=self.merge, counting=counting, known=known
+        )
         prompt = _read_prompt(body, earlier, known)
         _check_prompt(prompt, rules)
         with self._lock:
@@ -518,7 +701,11 @@ class FakeApi:
 
     def _check_laxly(self, body: dict, counting: bool) -> tuple[ModelRules, _Prompt]:
         "What a local server looks at: a model, a list of messages, perhaps max_tokens."
-        if not isinstance(body.get("model"), str) or not isinstance(body.get("messages"), list) or not body["messages"]:
+        if (
+            not isinstance(body.get("model"), str)
+            or not isinstance(body.get("messages"), list)
+            or not body["messages"]
+        ):
             raise Refused("model and messages are required")
         limit = body.setdefault("max_tokens", 0 if _LAX[self.lax][0] and not counting else 4096)
         if not isinstance(limit, int) or limit <= 0:
@@ -530,19 +717,40 @@ class FakeApi:
     def _speak(self, body: dict, rules: ModelRules, prompt: _Prompt) -> dict:
         "Bill the prompt, ask the policy, make the reply. (max_tokens 0 only fills the cache.)"
         bill = self._cache.bill(prompt, rules.min_cache)
-        said = self.policy(body) if body["max_tokens"] else {"content": [], "output_tokens": 0, "stop_reason": "max_tokens"}
+        said = (
+            self.policy(body)
+            if body["max_tokens"]
+            else {"content": [], "output_tokens": 0, "stop_reason": "max_tokens"}
+        )
         message = _reply(body, rules, prompt, bill, said, self.seed)
-        if self.lax:   # these servers report no cache
-            message["usage"] = {"input_tokens": prompt.total, "output_tokens": message["usage"]["output_tokens"]}
+        if self.lax:  # these servers report no cache
+            message["usage"] = {
+                "input_tokens": prompt.total,
+                "output_tokens": message["usage"]["output_tokens"],
+            }
         return message
 
     def _list_models(self, model_id: str | None) -> dict:
         "The answer of /v1/models, or of /v1/models/ID."
-        entries = {rules.id: {"type": "model", "id": rules.id, "display_name": rules.id, "created_at": "1970-01-01T00:00:00Z",
-                              "lifecycle": "active", "max_input_tokens": rules.window, "max_tokens": rules.max_output}
-                   for rules in self.models.values()}
+        entries = {
+            rules.id: {
+                "type": "model",
+                "id": rules.id,
+                "display_name": rules.id,
+                "created_at": "1970-01-01T00:00:00Z",
+                "lifecycle": "active",
+                "max_input_tokens": rules.window,
+                "max_tokens": rules.max_output,
+            }
+            for rules in self.models.values()
+        }
         if model_id is None:
-            return {"data": list(entries.values()), "has_more": False, "first_id": next(iter(entries)), "last_id": [*entries][-1]}
+            return {
+                "data": list(entries.values()),
+                "has_more": False,
+                "first_id": next(iter(entries)),
+                "last_id": [*entries][-1],
+            }
         if model_id not in entries:
             raise Refused(f"model: {model_id}", 404, "not_found_error")
         return entries[model_id]
@@ -557,14 +765,18 @@ class _SpoiltBody(httpx.SyncByteStream):
     def __iter__(self) -> Iterator[bytes]:
         body, pause = self._answer.body, self._answer.seconds / 10
         if self._answer.fault == "drop_body":
-            half = body[:len(body) // 2]
+            half = body[: len(body) // 2]
             yield half
-            raise httpx.RemoteProtocolError(f"peer closed connection without sending complete message body (received {len(half)} bytes, expected {len(body)})")
+            raise httpx.RemoteProtocolError(
+                f"peer closed connection without sending complete message body (received {len(half)} "
+                f"bytes, expected {len(body)})"
+            )
         for piece in _pieces(body, ceil(len(body) / 10)):
             time.sleep(min(pause, self._read_timeout))
             if pause > self._read_timeout:
                 raise httpx.ReadTimeout("timed out")
             yield piece
+
 
 class _Transport(httpx.BaseTransport):
     "The API as a transport of httpx. May be used from many threads."
@@ -582,20 +794,25 @@ class _Transport(httpx.BaseTransport):
             if timeout <= answer.seconds:
                 raise httpx.ReadTimeout("timed out", request=request)
         if answer.fault in ("hang", "drop"):
-            raise httpx.RemoteProtocolError("Server disconnected without sending a response.", request=request)
+            raise httpx.RemoteProtocolError(
+                "Server disconnected without sending a response.", request=request
+            )
         if answer.fault in ("slow", "drop_body"):
-            return httpx.Response(answer.status, headers=answer.headers, stream=_SpoiltBody(answer, timeout), request=request)
+            return httpx.Response(
+                answer.status, headers=answer.headers, stream=_SpoiltBody(answer, timeout), request=request
+            )
         return httpx.Response(answer.status, headers=answer.headers, content=answer.body, request=request)
 
 # %% ../nbs/appendix/fake_api.ipynb #fake-api-handler
 class _Handler(BaseHTTPRequestHandler):
     "One connection. It asks the same `_answer` as the first door."
+
     protocol_version, disable_nagle_algorithm, wbufsize = "HTTP/1.1", True, -1
 
     def handle(self):
         try:
             super().handle()
-        except OSError:   # the client has left: nobody to tell
+        except OSError:  # the client has left: nobody to tell
             self.close_connection = True
 
     def finish(self):
@@ -624,7 +841,8 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = do_OPTIONS = _serve
 
     def _read_body(self) -> bytes | None:
-        "The whole body; of one that is too long only enough to see that, the rest is thrown away. None if its length is unknown."
+        """The whole body; of one that is too long only enough to see that, the rest is thrown away. None if
+        its length is unknown."""
         length = self.headers.get("content-length", "0")
         if "transfer-encoding" in self.headers or not length.isdecimal():
             self.close_connection = True
@@ -641,7 +859,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _send_body(self, answer: _Answer) -> None:
         "The body, or as much of it as the fault lets through."
         if answer.fault == "drop_body":
-            self.wfile.write(answer.body[:len(answer.body) // 2])
+            self.wfile.write(answer.body[: len(answer.body) // 2])
             self.close_connection = True
         elif answer.fault == "slow":
             for piece in _pieces(answer.body, ceil(len(answer.body) / 10)):
@@ -660,6 +878,7 @@ class _Handler(BaseHTTPRequestHandler):
 # %% ../nbs/appendix/fake_api.ipynb #fake-api-server
 class _Server(socketserver.ThreadingTCPServer):
     "The listening side. It starts at once; `stop` ends every thread."
+
     allow_reuse_address, daemon_threads, block_on_close, request_queue_size = True, True, False, 128
 
     def __init__(self, api: FakeApi, host: str, port: int):
@@ -667,11 +886,18 @@ class _Server(socketserver.ThreadingTCPServer):
         super().__init__((host, port), _Handler)
         self.port = self.server_address[1]
         self.url = f"http://{host}:{self.port}"
-        self._listener = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True, name="fake-api")
+        self._listener = threading.Thread(
+            target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True, name="fake-api"
+        )
         self._listener.start()
 
     def process_request(self, request, client_address):
-        thread = threading.Thread(target=self.process_request_thread, args=(request, client_address), daemon=True, name="fake-api-connection")
+        thread = threading.Thread(
+            target=self.process_request_thread,
+            args=(request, client_address),
+            daemon=True,
+            name="fake-api-connection",
+        )
         self._open[request] = thread
         thread.start()
 
@@ -686,8 +912,8 @@ class _Server(socketserver.ThreadingTCPServer):
         self.server_close()
         for connection, thread in list(self._open.items()):
             try:
-                connection.shutdown(socket.SHUT_RDWR)   # wakes a thread that waits for the next request
+                connection.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for the next request
             except OSError:
-                pass                                    # closed by the client a moment ago
+                pass  # closed by the client a moment ago
             thread.join(5)
         self._listener.join(5)

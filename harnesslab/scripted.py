@@ -27,7 +27,7 @@ _CORE = "wordcount/core.py"
 
 SAMPLE_FILES: dict[str, str] = {
     "README.md": "# wordcount\n\nHow often does each word occur in a file?\n\n"
-                 "    python3 -m wordcount.cli FILE -k 5\n\nThe tests: `python3 -m unittest`\n",
+    "    python3 -m wordcount.cli FILE -k 5\n\nThe tests: `python3 -m unittest`\n",
     "wordcount/__init__.py": "from .core import tokenize, count_words, top_k\n",
     _CORE: '''import re
 from collections import Counter
@@ -44,7 +44,8 @@ def top_k(counts, k):
     """The k words that occur most, as (word, count) pairs, the most common first."""
     pairs = sorted(counts.items(), key=lambda pair: pair[1])
     return pairs[:k]
-'''}
+''',
+}
 
 # %% ../nbs/appendix/scripted.ipynb #scripted-files-cli
 SAMPLE_FILES["wordcount/report.py"] = '''def format_report(pairs):
@@ -52,7 +53,7 @@ SAMPLE_FILES["wordcount/report.py"] = '''def format_report(pairs):
     width = max((len(word) for word, _ in pairs), default=0)
     return "\\n".join(f"{word:<{width}}  {count}" for word, count in pairs)
 '''
-SAMPLE_FILES["wordcount/cli.py"] = '''import argparse
+SAMPLE_FILES["wordcount/cli.py"] = """import argparse
 import sys
 
 from .core import count_words, top_k
@@ -69,11 +70,11 @@ def main(argv=None):
 
 if __name__ == "__main__":
     sys.exit(main())
-'''
+"""
 
 # %% ../nbs/appendix/scripted.ipynb #scripted-files-tests
 SAMPLE_FILES["tests/__init__.py"] = ""
-SAMPLE_FILES["tests/test_core.py"] = '''import unittest
+SAMPLE_FILES["tests/test_core.py"] = """import unittest
 
 from wordcount import count_words, top_k
 
@@ -87,50 +88,84 @@ class TestCore(unittest.TestCase):
 
 if __name__ == "__main__":
     unittest.main()
-'''
+"""
 
 # %% ../nbs/appendix/scripted.ipynb #scripted-run-git
 def _git(folder: Path, home: str, *arguments: str) -> None:
-    """Run one git command in `folder`, with nothing of the user's own git settings in force. ValueError if it fails."""
-    settings = ["core.autocrlf=false", "core.logAllRefUpdates=false", "core.hooksPath=/dev/null", "safe.directory=*",
-                "commit.gpgSign=false", "gc.auto=0", "maintenance.auto=false"]
-    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name == "GIT_EXEC_PATH"}
-    env |= {"HOME": home, "XDG_CONFIG_HOME": home, "GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1",
-            "GIT_CONFIG_GLOBAL": os.devnull, "GIT_DEFAULT_HASH": "sha1", "GIT_TERMINAL_PROMPT": "0"}
+    """Run one git command in `folder`, with nothing of the user's own git settings in force. ValueError if
+    it fails."""
+    settings = [
+        "core.autocrlf=false",
+        "core.logAllRefUpdates=false",
+        "core.hooksPath=/dev/null",
+        "safe.directory=*",
+        "commit.gpgSign=false",
+        "gc.auto=0",
+        "maintenance.auto=false",
+    ]
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("GIT_") or name == "GIT_EXEC_PATH"
+    }
+    env |= {
+        "HOME": home,
+        "XDG_CONFIG_HOME": home,
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_ATTR_NOSYSTEM": "1",
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_DEFAULT_HASH": "sha1",
+        "GIT_TERMINAL_PROMPT": "0",
+    }
     for who in ("AUTHOR", "COMMITTER"):
-        env |= {f"GIT_{who}_NAME": "Sample Author", f"GIT_{who}_EMAIL": "author@example.com",
-                f"GIT_{who}_DATE": "1767225600 +0000"}   # the first second of 2026
+        env |= {
+            f"GIT_{who}_NAME": "Sample Author",
+            f"GIT_{who}_EMAIL": "author@example.com",
+            f"GIT_{who}_DATE": "1767225600 +0000",
+        }  # the first second of 2026
     command = ["git", *(part for setting in settings for part in ("-c", setting)), *arguments]
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, errors="replace", timeout=60)
+    done = subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, text=True, errors="replace", timeout=60
+    )
     if done.returncode:
-        raise ValueError(f"git {arguments[0]} failed in {folder}: {' '.join((done.stderr or done.stdout).split())}")
+        raise ValueError(
+            f"git {arguments[0]} failed in {folder}: {' '.join((done.stderr or done.stdout).split())}"
+        )
 
 # %% ../nbs/appendix/scripted.ipynb #scripted-make-repo
 def make_repo(folder: str | Path) -> Path:
-    """Write the sample repo `wordcount` into `folder` as a git repo with exactly one commit, and return its path.
+    """Write the sample repo `wordcount` into `folder` as a git repo with exactly one commit, and return its
+    path.
 
-    The commit (branch main) has the same hash every time. `folder` must be absent or empty; ValueError with one
+    The commit (branch main) has the same hash every time. `folder` must be absent or empty; ValueError with
+    one
     sentence when it is not, when it cannot be written, or when git is missing.
     """
     folder = Path(folder).absolute()
     if shutil.which("git") is None:
-        raise ValueError("The sample repo needs git: install it (for example `apt install git`) and try again.")
+        raise ValueError(
+            "The sample repo needs git: install it (for example `apt install git`) and try again."
+        )
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ValueError(f"{folder} exists and is not an empty folder: choose a new one for the sample repo.")
+            raise ValueError(
+                f"{folder} exists and is not an empty folder: choose a new one for the sample repo."
+            )
         for path, text in SAMPLE_FILES.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_bytes(text.encode())   # bytes, so that line ends stay the same everywhere
+            (folder / path).write_bytes(text.encode())  # bytes, so that line ends stay the same everywhere
     except OSError as error:
         raise ValueError(f"Cannot write the sample repo: {error}.") from error
     try:
-        with tempfile.TemporaryDirectory() as home:   # an empty home: no ignore file or attributes of the user
+        with tempfile.TemporaryDirectory() as home:  # an empty home: no ignore file or attributes of the user
             _git(folder, home, "init", "--quiet", "--template=")
             _git(folder, home, "symbolic-ref", "HEAD", "refs/heads/main")
             _git(folder, home, "add", "--force", ".")
             _git(folder, home, "commit", "--quiet", "--no-verify", "--message", "A small word counter")
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)   # it held only what we wrote; half a repo would be in the way
+        shutil.rmtree(
+            folder, ignore_errors=True
+        )  # it held only what we wrote; half a repo would be in the way
         raise
     return folder
 
@@ -146,9 +181,11 @@ def call(name: str, /, **arguments) -> dict:
 
 # %% ../nbs/appendix/scripted.ipynb #scripted-canned-code
 def canned(replies: Iterable[list[dict] | dict | str]) -> Policy:
-    """A policy that gives these replies in order: each a list of blocks, a dict as the API takes it, or just a text.
+    """A policy that gives these replies in order: each a list of blocks, a dict as the API takes it, or
+    just a text.
 
-    Which one is due is read from the request (how many assistant turns it holds), so a repeated request gets the
+    Which one is due is read from the request (how many assistant turns it holds), so a repeated request
+    gets the
     same reply again. ValueError when the list has run out.
     """
     replies = [[say(reply)] if isinstance(reply, str) else reply for reply in replies]
@@ -156,15 +193,20 @@ def canned(replies: Iterable[list[dict] | dict | str]) -> Policy:
     def policy(request: dict) -> list[dict] | dict:
         due = sum(message["role"] == "assistant" for message in request["messages"])
         if due >= len(replies):
-            raise ValueError(f"The canned replies have run out: there are {len(replies)}, and the request asks for "
-                             f"number {due + 1}. Add a reply, or let the last one make no call.")
-        return copy.deepcopy(replies[due])   # whoever fills in ids must not write into our list
+            raise ValueError(
+                f"The canned replies have run out: there are {len(replies)}, and the request asks for "
+                f"number {due + 1}. Add a reply, or let the last one make no call."
+            )
+        return copy.deepcopy(replies[due])  # whoever fills in ids must not write into our list
+
     return policy
 
 # %% ../nbs/appendix/scripted.ipynb #scripted-story
 @dataclass(frozen=True)
 class Seen:
-    """One tool call of the past and what came back: the result's text, and any plain text the harness put beside it."""
+    """One tool call of the past and what came back: the result's text, and any plain text the harness put
+    beside it."""
+
     name: str
     arguments: dict
     text: str
@@ -172,15 +214,20 @@ class Seen:
     note: str = ""
 
 
-_Steps = Generator[list[dict], list[Seen], str]   # yields the blocks of a turn, is sent the results; a whole plan returns the answer
-_Plan = Callable[[str, list[dict]], _Steps]       # from (task, tools on offer)
+_Steps = Generator[
+    list[dict], list[Seen], str
+]  # yields the blocks of a turn, is sent the results; a whole plan returns the answer
+_Plan = Callable[[str, list[dict]], _Steps]  # from (task, tools on offer)
 
 
 def _text(content: str | list[dict] | None) -> str:
-    """The text of a message or of a tool result, whichever of the wire's shapes it has. Very long ones are cut."""
+    """The text of a message or of a tool result, whichever of the wire's shapes it has. Very long ones are
+    cut."""
     if isinstance(content, str):
         return content[:200_000]
-    return "\n".join(block.get("text", "") for block in content or [] if block.get("type") == "text")[:200_000]
+    return "\n".join(block.get("text", "") for block in content or [] if block.get("type") == "text")[
+        :200_000
+    ]
 
 # %% ../nbs/appendix/scripted.ipynb #scripted-story-code
 def _story(request: dict) -> tuple[str, list[Seen]]:
@@ -192,7 +239,7 @@ def _story(request: dict) -> tuple[str, list[Seen]]:
     for message in request["messages"]:
         blocks = [say(message["content"])] if isinstance(message["content"], str) else message["content"]
         if turns and turns[-1][0] == message["role"]:
-            turns[-1][1].extend(blocks)   # neighbours of one role are one turn, as the API sees it
+            turns[-1][1].extend(blocks)  # neighbours of one role are one turn, as the API sees it
         elif message["role"] in ("user", "assistant"):
             turns.append((message["role"], list(blocks)))
     task, seen, waiting = "", [], []
@@ -204,8 +251,15 @@ def _story(request: dict) -> tuple[str, list[Seen]]:
             task, seen = _text(blocks), []
         for block in [block for block in waiting if block["id"] in results]:
             result = results[block["id"]]
-            seen.append(Seen(block["name"], block["input"], _text(result.get("content")),
-                             bool(result.get("is_error")), _text(blocks)))
+            seen.append(
+                Seen(
+                    block["name"],
+                    block["input"],
+                    _text(result.get("content")),
+                    bool(result.get("is_error")),
+                    _text(blocks),
+                )
+            )
     return task, seen
 
 # %% ../nbs/appendix/scripted.ipynb #scripted-play
@@ -213,7 +267,11 @@ def _play(plan: _Plan, request: dict) -> list[dict]:
     """Play `plan` from its first line against the results in the request; return the blocks it says next."""
     task, seen = _story(request)
     choice = request.get("tool_choice") or {}
-    tools = [] if choice.get("type") == "none" else [tool for tool in request.get("tools") or [] if "input_schema" in tool]
+    tools = (
+        []
+        if choice.get("type") == "none"
+        else [tool for tool in request.get("tools") or [] if "input_schema" in tool]
+    )
     offered, past = {tool["name"] for tool in tools}, iter(seen)
     steps = plan(task, tools)
     try:
@@ -225,7 +283,10 @@ def _play(plan: _Plan, request: dict) -> list[dict]:
                 if block["name"] not in offered:
                     results.append(Seen(block["name"], block["input"], "This tool is not offered.", True))
                     continue
-                answer = next((old for old in past if (old.name, old.arguments) == (block["name"], block["input"])), None)
+                answer = next(
+                    (old for old in past if (old.name, old.arguments) == (block["name"], block["input"])),
+                    None,
+                )
                 if answer is None:
                     words = [] if results else [part for part in turn if part["type"] == "text"]
                     due = [part for part in calls[done:] if part["name"] in offered]
@@ -236,15 +297,34 @@ def _play(plan: _Plan, request: dict) -> list[dict]:
         return [say(end.value)]
 
 # %% ../nbs/appendix/scripted.ipynb #scripted-words
-_DULL = set("""a about across after all also an and any are as at be been before being between both but by can code could did do does
-    doing done each every find file files folder for from give had has have help here how i if in into is it its just let like look
-    made make many may me might module modules more most much must my name need no not of on one only or other our out over
-    package packages part please project read repo repository see shall should show so some source tell than that the their them
-    then there these they this those to two under up us use used uses using via want was way we were what when where whether which
-    while who whose why will with within without work works would write you your""".split())
-_DEFINITION_WORDS = {"function", "class", "method", "define", "definition", "export", "api", "symbol", "interface", "public", "struct"}
-_DEFINES = re.compile(r"^\s*(?:(?:export|default|pub(?:\([a-z]+\))?|public|static|async) +)*"
-                      r"(?:def|class|function|func|fn|struct|enum|trait|interface|type|const|let|var) +(?:\([^)]*\) *)?\*?([A-Za-z_$][\w$]*)")
+_DULL = set(
+    """a about across after all also an and any are as at be been before being between both but by can code
+    could did do does doing done each every find file files folder for from give had has have help
+    here how i if in into is it its just let like look made make many may me might module modules
+    more most much must my name need no not of on one only or other our out over package packages
+    part please project read repo repository see shall should show so some source tell than that the
+    their them then there these they this those to two under up us use used uses using via want was
+    way we were what when where whether which while who whose why will with within without work
+    works would write you your""".split()
+)
+_DEFINITION_WORDS = {
+    "function",
+    "class",
+    "method",
+    "define",
+    "definition",
+    "export",
+    "api",
+    "symbol",
+    "interface",
+    "public",
+    "struct",
+}
+_DEFINES = re.compile(
+    r"^\s*(?:(?:export|default|pub(?:\([a-z]+\))?|public|static|async) +)*"
+    r"(?:def|class|function|func|fn|struct|enum|trait|interface|type|const|let|var) +"
+    r"(?:\([^)]*\) *)?\*?([A-Za-z_$][\w$]*)"
+)
 
 
 def _stem(word: str) -> str:
@@ -254,20 +334,32 @@ def _stem(word: str) -> str:
 
 
 def _words(task: str) -> tuple[list[str], bool]:
-    """The stems of the telling words, those that look like code first, and whether the task is about definitions."""
-    words = [word.strip("-") for word in re.findall(r"[^\W\d][\w-]*", re.sub(r"['’](s|re|t|ll|ve|d|m)\b", "", task[:5000]))]
+    """The stems of the telling words, those that look like code first, and whether the task is about
+    definitions."""
+    words = [
+        word.strip("-")
+        for word in re.findall(r"[^\W\d][\w-]*", re.sub(r"['’](s|re|t|ll|ve|d|m)\b", "", task[:5000]))
+    ]
     stems = {_stem(word) for word in words}
     kinds = {_stem(word) for word in _DEFINITION_WORDS}
-    telling = [word for word in words if len(word) > 2 and word.lower() not in _DULL and _stem(word) not in kinds]
-    telling.sort(key=lambda word: not re.search(r"_|[a-z][A-Z]|\w-\w", word))   # stable: code words first
+    telling = [
+        word for word in words if len(word) > 2 and word.lower() not in _DULL and _stem(word) not in kinds
+    ]
+    telling.sort(key=lambda word: not re.search(r"_|[a-z][A-Z]|\w-\w", word))  # stable: code words first
     return list(dict.fromkeys(_stem(word) for word in telling))[:6], bool(stems & kinds)
 
 # %% ../nbs/appendix/scripted.ipynb #scripted-tools
-_JOBS = {"look": ("list_dir", "list_files", "list_directory", "ls", "tree"),
-         "search": ("search", "grep", "search_files", "search_code", "ripgrep"),
-         "read": ("read_file", "read", "view_file", "open_file", "cat")}
-_FIELDS = {"path": ("path", "file_path", "file", "filename", "dir", "directory"), "pattern": ("pattern", "query", "regex"),
-           "start": ("start", "start_line"), "end": ("end", "end_line")}
+_JOBS = {
+    "look": ("list_dir", "list_files", "list_directory", "ls", "tree"),
+    "search": ("search", "grep", "search_files", "search_code", "ripgrep"),
+    "read": ("read_file", "read", "view_file", "open_file", "cat"),
+}
+_FIELDS = {
+    "path": ("path", "file_path", "file", "filename", "dir", "directory"),
+    "pattern": ("pattern", "query", "regex"),
+    "start": ("start", "start_line"),
+    "end": ("end", "end_line"),
+}
 
 
 def _use(tools: list[dict], job: str, **wanted) -> list[dict]:
@@ -277,7 +369,9 @@ def _use(tools: list[dict], job: str, **wanted) -> list[dict]:
             if tool["name"].lower().split("__")[-1] != name:
                 continue
             known = tool["input_schema"].get("properties") or {}
-            filled = {field: value for role, value in wanted.items() for field in _FIELDS[role] if field in known}
+            filled = {
+                field: value for role, value in wanted.items() for field in _FIELDS[role] if field in known
+            }
             if all(field in filled for field in tool["input_schema"].get("required") or []):
                 return [call(tool["name"], **filled)]
     return []
@@ -286,6 +380,7 @@ def _use(tools: list[dict], job: str, **wanted) -> list[dict]:
 @dataclass(frozen=True)
 class _Line:
     """One line of a file, as some result showed it. Lines count from 1."""
+
     path: str
     number: int
     text: str
@@ -297,12 +392,17 @@ class _Line:
 def _hits(result: Seen) -> list[_Line]:
     """The lines that a search found, from results of the form `path:line:text`."""
     found = re.findall(r"^([^\s:][^:\n]*):(\d+)[:|](.*)$", result.text, re.M)
-    return [] if result.is_error else [_Line(path.removeprefix("./"), int(number), text) for path, number, text in found]
+    return (
+        []
+        if result.is_error
+        else [_Line(path.removeprefix("./"), int(number), text) for path, number, text in found]
+    )
 
 
 def _lines(result: Seen, path: str) -> list[_Line]:
-    """The lines of a file that was read; numbered by the tool if it did so, else counted from the start asked for."""
-    if result.is_error or re.fullmatch(r"\s*(\([^()\n]*\)|\[[^\[\]\n]*\])?\s*", result.text):   # (empty file)
+    """The lines of a file that was read; numbered by the tool if it did so, else counted from the start
+    asked for."""
+    if result.is_error or re.fullmatch(r"\s*(\([^()\n]*\)|\[[^\[\]\n]*\])?\s*", result.text):  # (empty file)
         return []
     numbered = re.findall(r"^ *(\d+)(?:[ \t:|→](.*))?$", result.text, re.M)
     rows = result.text.splitlines()
@@ -314,20 +414,32 @@ def _lines(result: Seen, path: str) -> list[_Line]:
 
 def _paths(results: list[Seen]) -> list[str]:
     """What looks like a path in listings; folders keep their slash at the end."""
-    rows = [row.strip().removeprefix("./") for result in results if not result.is_error for row in result.text.splitlines()]
+    rows = [
+        row.strip().removeprefix("./")
+        for result in results
+        if not result.is_error
+        for row in result.text.splitlines()
+    ]
     return [row for row in rows if re.fullmatch(r"[^\s:*?\"<>|]+", row)][:5000]
 
 # %% ../nbs/appendix/scripted.ipynb #scripted-rank
-_ASIDE = re.compile(r"(^|/)(tests?|testing|node_modules|vendor|third_party|dist|build|docs?|examples?|benchmarks?)/|(^|/)(test_|conftest)|"
-                    r"_test\.|\.(lock|min\.js|map|svg|csv|json|txt|log)$|(^|/)change", re.I)
+_ASIDE = re.compile(
+    r"(^|/)(tests?|testing|node_modules|vendor|third_party|dist|build|docs?|examples?|benchmarks?)/|"
+    r"(^|/)(test_|conftest)|"
+    r"_test\.|\.(lock|min\.js|map|svg|csv|json|txt|log)$|(^|/)change",
+    re.I,
+)
 
 
 def _rank(words: list[str], hits: list[_Line], paths: list[str]) -> list[str]:
     """The files that match the telling words, the best first."""
-    held: dict[str, set[str]] = {path: {word for word in words if word in path.lower()} for path in paths if path[-1] != "/"}
+    held: dict[str, set[str]] = {
+        path: {word for word in words if word in path.lower()} for path in paths if path[-1] != "/"
+    }
     for hit in hits:
         held.setdefault(hit.path, {word for word in words if word in hit.path.lower()}).update(
-            word for word in words if word in hit.text.lower())
+            word for word in words if word in hit.text.lower()
+        )
     spread = Counter(word for found in held.values() for word in found)
     score = {path: sum(1 / spread[word] + 0.2 for word in found) for path, found in held.items() if found}
     for hit in hits:
@@ -337,11 +449,14 @@ def _rank(words: list[str], hits: list[_Line], paths: list[str]) -> list[str]:
 
 # %% ../nbs/appendix/scripted.ipynb #scripted-exported
 def _exported(lines: list[_Line]) -> dict[str, tuple[str, str]]:
-    """The names that the `__init__` in these lines hands out, each with the module it comes from and its name there."""
+    """The names that the `__init__` in these lines hands out, each with the module it comes from and its
+    name there."""
     text = "\n".join(line.text for line in lines).replace("\\\n", " ")
     own = re.escape(lines[0].path.split("/")[-2]) if lines and "/" in lines[0].path else r"\."
     names = {}
-    for module, group, plain in re.findall(rf"^from +((?:\.|{own}\.)[\w.]*) +import +(?:\(([^)]*)\)?|(.+))", text, re.M):
+    for module, group, plain in re.findall(
+        rf"^from +((?:\.|{own}\.)[\w.]*) +import +(?:\(([^)]*)\)?|(.+))", text, re.M
+    ):
         for part in re.sub(r"#.*", "", group or plain).split(","):
             first, _, alias = part.strip().partition(" as ")
             names[alias.strip() or first] = (re.sub(rf"^{own}\.", "", module).strip("."), first)
@@ -349,20 +464,23 @@ def _exported(lines: list[_Line]) -> dict[str, tuple[str, str]]:
         names[name] = ("__init__", name)
     if listed := re.search(r"^__all__[^=\n]*=\s*[\[(]([^\])]*)", text, re.M):
         return {name: names.get(name, ("", name)) for name in re.findall(r"[\"'](\w+)[\"']", listed[1])}
-    return {name: origin for name, origin in names.items() if name.isidentifier() and not name.startswith("_")}
+    return {
+        name: origin for name, origin in names.items() if name.isidentifier() and not name.startswith("_")
+    }
 
 # %% ../nbs/appendix/scripted.ipynb #scripted-notes
 @dataclass
 class _Notes:
     """What a run of `general` knows so far."""
+
     task: str
-    words: list[str]             # stems of the telling words of the task
-    definitions: bool            # is the task about functions, classes, exports?
+    words: list[str]  # stems of the telling words of the task
+    definitions: bool  # is the task about functions, classes, exports?
     paths: list[str]
-    named: list[str]             # files that the task names
-    hits: list[_Line]            # lines that searches found
-    lines: list[_Line]           # lines of files that were read
-    results: list[Seen]          # every result, good or bad
+    named: list[str]  # files that the task names
+    hits: list[_Line]  # lines that searches found
+    lines: list[_Line]  # lines of files that were read
+    results: list[Seen]  # every result, good or bad
 
     @property
     def exports(self) -> bool:
@@ -377,7 +495,8 @@ class _Notes:
 
 # %% ../nbs/appendix/scripted.ipynb #scripted-look-around
 def _look_around(notes: _Notes, tools: list[dict]) -> _Steps:
-    """List the repo, and the folders in it if the tool shows one level only. Note the files that the task names."""
+    """List the repo, and the folders in it if the tool shows one level only. Note the files that the task
+    names."""
     top = yield from notes.ask("I look around first.", _use(tools, "look", path="."))
     notes.paths = _paths(top)
     folders = [path for path in notes.paths if path.endswith("/")][:3]
@@ -396,23 +515,26 @@ def _look_around(notes: _Notes, tools: list[dict]) -> _Steps:
     notes.words, notes.definitions = _words(text)
 
 # %% ../nbs/appendix/scripted.ipynb #scripted-search-for
-_DEFINITION = r"(export |default |pub |public |async )*(def|class|function|func|fn|struct|enum|trait|interface|const) +"
+_DEFINITION = (
+    r"(export |default |pub |public |async )*(def|class|function|func|fn|struct|enum|trait|interface|const) +"
+)
 
 
 def _search_for(notes: _Notes, tools: list[dict]) -> _Steps:
-    """Search for the telling words, for definitions if the task is about them, and open the files that it names."""
+    """Search for the telling words, for definitions if the task is about them, and open the files that it
+    names."""
     patterns = []
-    if notes.definitions:   # what is exported stands at the margin, and does not begin with an underscore
+    if notes.definitions:  # what is exported stands at the margin, and does not begin with an underscore
         patterns.append(f"^{_DEFINITION}[A-Za-z]" if notes.exports else rf"^\s*{_DEFINITION}")
     if notes.words:
         patterns.append("(?i)" + "|".join(map(re.escape, notes.words)))
     searches = [one for pattern in patterns for one in _use(tools, "search", pattern=pattern)]
     opened = [(path, one) for path in notes.named[:2] for one in _use(tools, "read", path=path)]
     results = yield from notes.ask("Next, what the task names.", searches + [one for _, one in opened])
-    notes.hits = [hit for result in results[:len(searches)] for hit in _hits(result)]
-    for (path, _), result in zip(opened, results[len(searches):]):
+    notes.hits = [hit for result in results[: len(searches)] for hit in _hits(result)]
+    for (path, _), result in zip(opened, results[len(searches) :]):
         notes.lines += _lines(result, path)
-    if notes.words and not notes.hits:   # perhaps this search knows plain words only
+    if notes.words and not notes.hits:  # perhaps this search knows plain words only
         searches = [one for word in notes.words[:3] for one in _use(tools, "search", pattern=word)]
         results = yield from notes.ask("Nothing yet. One word at a time.", searches)
         notes.hits = [hit for result in results for hit in _hits(result)]
@@ -424,23 +546,35 @@ _ABOUT = re.compile(r"readme[^/]*|pyproject\.toml|package\.json|cargo\.toml|go\.
 
 def _places(notes: _Notes) -> list[dict]:
     """Where to read: up to three of {path, start, end}, the most promising first."""
-    entries = [path for path in notes.paths if notes.exports and _ENTRY.search(path) and not _ASIDE.search(path)]
+    entries = [
+        path for path in notes.paths if notes.exports and _ENTRY.search(path) and not _ASIDE.search(path)
+    ]
     top = min((path.count("/") for path in entries), default=0)
-    entries = [path for path in entries if path.count("/") == top][:2]   # inner packages are the package's own affair
+    entries = [path for path in entries if path.count("/") == top][
+        :2
+    ]  # inner packages are the package's own affair
     places = [{"path": path} for path in entries]
     ranked = _rank(notes.words, notes.hits, notes.paths)
-    if not notes.words:   # nothing to match: the files that define most
-        ranked = [path for path, _ in Counter(hit.path for hit in notes.hits if not _ASIDE.search(hit.path)).most_common()]
-    for path in [path for path in ranked if path not in entries][:3 - len(entries)]:
+    if not notes.words:  # nothing to match: the files that define most
+        ranked = [
+            path
+            for path, _ in Counter(
+                hit.path for hit in notes.hits if not _ASIDE.search(hit.path)
+            ).most_common()
+        ]
+    for path in [path for path in ranked if path not in entries][: 3 - len(entries)]:
         numbers = [hit.number for hit in notes.hits if hit.path == path] or [1, 60]
-        first = max(numbers, key=lambda number: sum(number <= other < number + 100 for other in numbers))   # where most hits are
+        first = max(
+            numbers, key=lambda number: sum(number <= other < number + 100 for other in numbers)
+        )  # where most hits are
         last = max(number for number in numbers if number < first + 100)
         places.append({"path": path, "start": max(1, first - 3), "end": last + 12})
     return places or [{"path": path} for path in notes.paths if _ABOUT.fullmatch(path)][:2]
 
 # %% ../nbs/appendix/scripted.ipynb #scripted-read-places
 def _read_places(notes: _Notes, tools: list[dict]) -> _Steps:
-    """Read the most promising places in one turn, then find the definitions of exported names that no search has shown."""
+    """Read the most promising places in one turn, then find the definitions of exported names that no
+    search has shown."""
     reads = [(place["path"], one) for place in _places(notes) for one in _use(tools, "read", **place)]
     results = yield from notes.ask("These places look promising.", [one for _, one in reads])
     for (path, _), result in zip(reads, results):
@@ -453,8 +587,10 @@ def _read_places(notes: _Notes, tools: list[dict]) -> _Steps:
         notes.hits += [hit for result in results for hit in _hits(result)]
 
 # %% ../nbs/appendix/scripted.ipynb #scripted-report
-_CAVEAT = ("I am a scripted model: I match words and understand nothing, and I never change or run anything. "
-           "Check the lines above before you rely on them.")
+_CAVEAT = (
+    "I am a scripted model: I match words and understand nothing, and I never change or run anything. "
+    "Check the lines above before you rely on them."
+)
 
 
 def _defined(line: _Line) -> str:
@@ -465,7 +601,9 @@ def _defined(line: _Line) -> str:
 
 def _exports(notes: _Notes) -> dict[str, dict[str, tuple[str, str]]]:
     """For each `__init__` that was read: what it hands out. Empty if the task does not ask for that."""
-    entries = dict.fromkeys(line.path for line in notes.lines if notes.exports and line.path.endswith("__init__.py"))
+    entries = dict.fromkeys(
+        line.path for line in notes.lines if notes.exports and line.path.endswith("__init__.py")
+    )
     found = {path: _exported([line for line in notes.lines if line.path == path]) for path in entries}
     return {path: names for path, names in found.items() if names}
 
@@ -478,9 +616,17 @@ def _report_exports(entry: str, names: dict[str, tuple[str, str]], notes: _Notes
     places = {}
     for name, (module, first) in names.items():
         same = [hit for hit in inside if _defined(hit) == first]
-        places[name] = min(same, key=lambda hit: not hit.path.startswith(home + module.replace(".", "/")), default=None)
-    kinds = {name: "names whose definition I did not see" if place is None else "classes" if place.text.startswith("class") else "functions"
-             for name, place in places.items()}
+        places[name] = min(
+            same, key=lambda hit: not hit.path.startswith(home + module.replace(".", "/")), default=None
+        )
+    kinds = {
+        name: "names whose definition I did not see"
+        if place is None
+        else "classes"
+        if place.text.startswith("class")
+        else "functions"
+        for name, place in places.items()
+    }
     rows = []
     for kind in sorted(set(kinds.values()), key=["functions", "classes"].__contains__, reverse=True):
         group = [name for name in names if kinds[name] == kind]
@@ -488,9 +634,15 @@ def _report_exports(entry: str, names: dict[str, tuple[str, str]], notes: _Notes
         rows += [f"- {places[name]}" for name in group[:15] if places[name]]
     text = "\n".join(line.text for line in notes.lines if line.path == entry)
     if "import *" in text and "__all__" not in text:
-        rows.append("It also takes over everything public from another module (import *), which I did not follow.")
+        rows.append(
+            "It also takes over everything public from another module (import *), which I did not follow."
+        )
     known = {first for _, first in names.values()}
-    others = [f"{_defined(hit)} ({hit.path}:{hit.number})" for hit in inside if _defined(hit) not in known and _defined(hit)[0] != "_"]
+    others = [
+        f"{_defined(hit)} ({hit.path}:{hit.number})"
+        for hit in inside
+        if _defined(hit) not in known and _defined(hit)[0] != "_"
+    ]
     return rows + ([f"Defined, but not exported there: {', '.join(others[:10])}"] if others else [])
 
 # %% ../nbs/appendix/scripted.ipynb #scripted-report-definitions
@@ -500,7 +652,8 @@ def _report_definitions(notes: _Notes) -> list[str]:
     hits = [hit for hit in found if not _ASIDE.search(hit.path)] or found
     if notes.exports:
         hits = [hit for hit in hits if re.match(r"(export|pub)\b", hit.text)] or [
-            hit for hit in hits if hit.text[:1].strip() and _defined(hit)[0] != "_"]
+            hit for hit in hits if hit.text[:1].strip() and _defined(hit)[0] != "_"
+        ]
     elif re.search(r"class", notes.task, re.I) and not re.search(r"function|method", notes.task, re.I):
         hits = [hit for hit in hits if re.search(r"\bclass\b", hit.text)]
     more = [f"and {len(hits) - 12} more"] if len(hits) > 12 else []
@@ -508,8 +661,9 @@ def _report_definitions(notes: _Notes) -> list[str]:
 
 # %% ../nbs/appendix/scripted.ipynb #scripted-report-words
 def _near(shown: list[_Line], at: int, whole: bool) -> str:
-    """The text of a line; with `whole`, and if it begins a definition, the next three lines of its file too."""
-    lines = shown[at:at + 4] if whole and _defined(shown[at]) else shown[at:at + 1]
+    """The text of a line; with `whole`, and if it begins a definition, the next three lines of its file
+    too."""
+    lines = shown[at : at + 4] if whole and _defined(shown[at]) else shown[at : at + 1]
     return " ".join(line.text for line in lines if line.path == shown[at].path).lower()
 
 
@@ -528,7 +682,11 @@ def _report_words(notes: _Notes) -> list[str]:
             scored.append((bool(_ASIDE.search(line.path)), -score, line))
     best = [f"- {line}" for _, _, line in sorted(scored, key=lambda one: one[:2])]
     more = [f"and {len(best) - 8} more lines"] if len(best) > 8 else []
-    return [f"The lines that match best, by the word stems {', '.join(notes.words)}:", *best[:8], *more] if best else []
+    return (
+        [f"The lines that match best, by the word stems {', '.join(notes.words)}:", *best[:8], *more]
+        if best
+        else []
+    )
 
 # %% ../nbs/appendix/scripted.ipynb #scripted-report-file
 def _report_file(path: str, lines: list[_Line]) -> list[str]:
@@ -538,13 +696,25 @@ def _report_file(path: str, lines: list[_Line]) -> list[str]:
     ends = [line for line in lines if line.text.strip()]
     rows = list(dict.fromkeys(f"- {line}" for line in ends[:3] + ends[-2:]))
     same = Counter(line.text for line in ends).most_common(1)
-    often = [f"Most of them are the same line, {same[0][1]} times: {same[0][0][:100]}"] if same and same[0][1] > len(ends) / 2 > 1 else []
-    return [f"{path}: I saw {len(lines)} lines, up to number {lines[-1].number}. It begins and ends like this:", *rows, *often]
+    often = (
+        [f"Most of them are the same line, {same[0][1]} times: {same[0][0][:100]}"]
+        if same and same[0][1] > len(ends) / 2 > 1
+        else []
+    )
+    return [
+        f"{path}: I saw {len(lines)} lines, up to number {lines[-1].number}. It begins and ends like this:",
+        *rows,
+        *often,
+    ]
 
 # %% ../nbs/appendix/scripted.ipynb #scripted-report-all
 def _report(notes: _Notes) -> str:
     """The final answer: only what the results showed."""
-    rows = [row for path in notes.named for row in _report_file(path, [line for line in notes.lines if line.path == path])]
+    rows = [
+        row
+        for path in notes.named
+        for row in _report_file(path, [line for line in notes.lines if line.path == path])
+    ]
     exports = _exports(notes)
     for entry, names in exports.items():
         rows += _report_exports(entry, names, notes)
@@ -558,7 +728,10 @@ def _report(notes: _Notes) -> str:
     if any(re.search(r"\b[\d,]+ more\b", result.text[-2000:]) for result in notes.results):
         rows.append("Not every result was complete, so there may be more.")
     if errors:
-        rows.append(f"{len(errors)} of my {len(notes.results)} calls came back as errors; the first: {errors[0].text.strip()[:200]}")
+        rows.append(
+            f"{len(errors)} of my {len(notes.results)} calls came back as errors; the first: "
+            f"{errors[0].text.strip()[:200]}"
+        )
     elif not notes.results:
         rows.append("No tool was offered that I know how to look with.")
     return "\n".join([*rows, "", _CAVEAT])
@@ -575,45 +748,58 @@ def _general(task: str, tools: list[dict]) -> _Steps:
 
 
 def general(request: dict) -> list[dict]:
-    """The policy for any repo: it looks around, searches, reads and reports with paths and lines. It never changes anything."""
+    """The policy for any repo: it looks around, searches, reads and reports with paths and lines. It never
+    changes anything."""
     return _play(_general, request)
 
 # %% ../nbs/appendix/scripted.ipynb #scripted-closest
 def _nearest(meant: str, lines: Iterable[str]) -> str | None:
     """The line most like `meant`, or None if none is very much like it."""
+
     def likeness(line: str) -> float:
         return difflib.SequenceMatcher(None, meant.strip(), line.strip(), autojunk=False).ratio()
+
     best = max((line for line in lines if line.strip() and len(line) < 400), key=likeness, default=None)
     return best if best is not None and likeness(best) > 0.8 else None
 
 
 def shown_line(error: str, meant: str) -> str | None:
-    """The line of the file, among those that the error of an edit shows with their numbers, that is most like `meant`.
+    """The line of the file, among those that the error of an edit shows with their numbers, that is most
+    like `meant`.
 
-    None if the error shows no line. Both `line 6: text` and `   6 text` are understood, the text bare or in quotes.
+    None if the error shows no line. Both `line 6: text` and `   6 text` are understood, the text bare or in
+    quotes.
     """
     start = max(0, error.lower().find("closest"))
-    shown = re.findall(r"(?:\bline +|^ *)(\d+)(?:: ?| \| ?|\t| )(.*)$", error[start:start + 20_000], re.M)
+    shown = re.findall(r"(?:\bline +|^ *)(\d+)(?:: ?| \| ?|\t| )(.*)$", error[start : start + 20_000], re.M)
     texts = [text for _, text in shown]
     for text in [text.strip() for text in texts]:
         if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"`":
-            texts += [text[1:-1], re.sub(r"\\([\\'\"])", r"\1", text[1:-1])]   # as it stands, and as repr wrote it
+            texts += [
+                text[1:-1],
+                re.sub(r"\\([\\'\"])", r"\1", text[1:-1]),
+            ]  # as it stands, and as repr wrote it
     return _nearest(meant, texts)
 
 # %% ../nbs/appendix/scripted.ipynb #scripted-edit-parts
-_Change = tuple[str, str, str]   # path, the line as it is, the text that shall stand there
+_Change = tuple[str, str, str]  # path, the line as it is, the text that shall stand there
 
 
 @dataclass(frozen=True)
 class _Habits:
-    """How often a failed edit is repeated unchanged: after an error that says nothing, and after one that says what is
-    wrong but not what stands there. `heeds`: does a word from the harness, beside the error, end the repeating?"""
+    """How often a failed edit is repeated unchanged: after an error that says nothing, and after one that
+    says what is
+    wrong but not what stands there. `heeds`: does a word from the harness, beside the error, end the
+    repeating?"""
+
     if_bare: int = 4
     if_told: int = 0
     heeds: bool = True
 
     def patience(self, result: Seen) -> int:
-        error, *more = result.text.strip().split("\n\n")   # a harness may put its word into the result, or beside it
+        error, *more = result.text.strip().split(
+            "\n\n"
+        )  # a harness may put its word into the result, or beside it
         if self.heeds and (more or result.note.strip()):
             return 0
         return self.if_bare if len(error.split()) < 4 else self.if_told
@@ -621,13 +807,15 @@ class _Habits:
 
 def _fit(new: str, right: str, shown: str) -> str:
     """`new` with the indentation of the line that was shown, in place of that of `right`."""
-    had, has = (line[:len(line) - len(line.lstrip())] for line in (right, shown))
+    had, has = (line[: len(line) - len(line.lstrip())] for line in (right, shown))
     first, *rest = new.split("\n")
     rest = [has + line.removeprefix(had) if has and line.startswith(had) else line for line in rest]
     return "\n".join([has + first.removeprefix(had), *rest])
 
 # %% ../nbs/appendix/scripted.ipynb #scripted-edit
-def _edit(change: _Change, words: str, slip: tuple[str, str] | None = None, habits: _Habits = _Habits()) -> _Steps:
+def _edit(
+    change: _Change, words: str, slip: tuple[str, str] | None = None, habits: _Habits = _Habits()
+) -> _Steps:
     """A part of a plan: make one change, reacting to errors. Returns "" when done, else why not.
 
     `slip`: the old and the new text that are sent at first, by mistake.
@@ -636,18 +824,21 @@ def _edit(change: _Change, words: str, slip: tuple[str, str] | None = None, habi
     old, text = slip or (right, new)
     repeats, problem = 0, ""
     for _ in range(habits.if_bare + 12):
-        result, = yield [say(words), call("edit_file", path=path, old=old, new=text)]
+        (result,) = yield [say(words), call("edit_file", path=path, old=old, new=text)]
         if not result.is_error or "denied" in result.text.lower():
             return result.text if result.is_error else ""
         problem = problem or result.text
         line = shown_line(result.text, right)
         if line is None and re.search(r"\blines? \d+, ", result.text):
-            line = right   # it says where the text stands, and what stands there is known from the look before
+            line = right  # it says where the text stands, and what stands there is known from the look before
         if line in (None, old) and repeats < habits.patience(result):
             repeats, words = repeats + 1, "That should have worked. The same again."
             continue
         if line in (None, old):
-            page, = yield [say("I must have it wrong. I read the file again."), call("read_file", path=path)]
+            (page,) = yield [
+                say("I must have it wrong. I read the file again."),
+                call("read_file", path=path),
+            ]
             line = _nearest(right, [row.text for row in _lines(page, path)])
         if line in (None, old):
             break
@@ -656,8 +847,11 @@ def _edit(change: _Change, words: str, slip: tuple[str, str] | None = None, habi
     return problem
 
 # %% ../nbs/appendix/scripted.ipynb #scripted-walk-task
-WALKTHROUGH_TASK = ("tokenize() should return words in lower case, without the punctuation at their edges: 'Hello, hello!' is two "
-                    "times 'hello'. An apostrophe inside a word, as in don't, has to stay.")
+WALKTHROUGH_TASK = (
+    "tokenize() should return words in lower case, without the punctuation at their edges: 'Hello, "
+    "hello!' is two "
+    "times 'hello'. An apostrophe inside a word, as in don't, has to stay."
+)
 
 
 def _is_walkthrough(task: str) -> bool:
@@ -671,8 +865,8 @@ def _sample_line(path: str, part: str) -> str:
 
 
 _SPLIT = _sample_line(_CORE, "findall")
-_NORMALIZED = '''    words = (re.sub(r"^[\\W_]+|[\\W_]+$", "", word) for word in text.lower().split())
-    return [word for word in words if word]'''
+_NORMALIZED = """    words = (re.sub(r"^[\\W_]+|[\\W_]+$", "", word) for word in text.lower().split())
+    return [word for word in words if word]"""
 
 # %% ../nbs/appendix/scripted.ipynb #scripted-tests-say
 def _failing(result: Seen) -> list[str]:
@@ -685,7 +879,11 @@ def _tests_say(result: Seen) -> str:
     failing = _failing(result)
     if failing:
         return f"Failing tests: {', '.join(failing)}."
-    if not result.is_error and re.search(r"^Ran [1-9]\d* tests?\b", result.text, re.M) and re.search(r"^OK\b", result.text, re.M):
+    if (
+        not result.is_error
+        and re.search(r"^Ran [1-9]\d* tests?\b", result.text, re.M)
+        and re.search(r"^OK\b", result.text, re.M)
+    ):
         return "All tests pass."
     first = (result.text.strip().splitlines() or ["nothing came back"])[0][:200]
     return f"I do not know whether the tests pass: {first}"
@@ -695,47 +893,72 @@ _SCRIPTED = "(Written by a scripted model, which follows a few fixed rules.)"
 
 
 def _change_tokenize(page: Seen) -> Generator[list[dict], list[Seen], tuple[bool, str]]:
-    """The edit, events 12 to 15. Returns whether there is any point in going on, and a sentence about what was done."""
+    """The edit, events 12 to 15. Returns whether there is any point in going on, and a sentence about what
+    was done."""
     lines = [line.text for line in _lines(page, _CORE)]
     if not any("def tokenize" in line for line in lines):
-        return False, f"I changed nothing: I could not read tokenize in {_CORE}. What came back: {page.text.strip()[:200]}"
+        return (
+            False,
+            f"I changed nothing: I could not read tokenize in {_CORE}. What came back: "
+            f"{page.text.strip()[:200]}",
+        )
     if any(".lower()" in line for line in lines):
         return True, "tokenize already turns words to lower case, so I left it as it is."
-    from_memory = _SPLIT.replace('"', "'")   # the file has double quotes
-    problem = yield from _edit((_CORE, _SPLIT, _NORMALIZED), "One line does the splitting. I replace it.",
-                               (from_memory, _NORMALIZED), _Habits(if_told=1))
+    from_memory = _SPLIT.replace('"', "'")  # the file has double quotes
+    problem = yield from _edit(
+        (_CORE, _SPLIT, _NORMALIZED),
+        "One line does the splitting. I replace it.",
+        (from_memory, _NORMALIZED),
+        _Habits(if_told=1),
+    )
     if problem:
-        return False, f"I could not make the change, and tokenize is as it was. The edit came back with: {problem.strip()[:200]}"
-    return True, (f"tokenize in {_CORE} now gives words in lower case, without the punctuation at their edges. Apostrophes inside "
-                  "a word stay; what is nothing but punctuation is dropped.")
+        return (
+            False,
+            "I could not make the change, and tokenize is as it was. The edit came back with: "
+            f"{problem.strip()[:200]}",
+        )
+    return True, (
+        f"tokenize in {_CORE} now gives words in lower case, without the punctuation at their edges. "
+        "Apostrophes inside "
+        "a word stay; what is nothing but punctuation is dropped."
+    )
 
 # %% ../nbs/appendix/scripted.ipynb #scripted-walk
 def _walk(task: str, tools: list[dict]) -> _Steps:
     """The plan of `walkthrough`. The numbers are those of the events."""
-    yield [say("I look at the layout before I touch anything."), call("list_dir", path=".")]             # 2, 3
-    yield [say("The README should say how the tests are run."), call("read_file", path="README.md")]     # 4, 5
-    page, = yield [say("Now the code that I am to change."), call("read_file", path=_CORE)]               # 6, 7
-    _, tests = yield [say("Who uses tokenize, and what do the tests expect? Neither needs the other, so I ask for both."),
-                      call("search", pattern="tokenize"), call("read_file", path="tests/test_core.py")]  # 8 to 11
-    go_on, done = yield from _change_tokenize(page)                                                      # 12 to 15
+    yield [say("I look at the layout before I touch anything."), call("list_dir", path=".")]  # 2, 3
+    yield [say("The README should say how the tests are run."), call("read_file", path="README.md")]  # 4, 5
+    (page,) = yield [say("Now the code that I am to change."), call("read_file", path=_CORE)]  # 6, 7
+    _, tests = yield [
+        say("Who uses tokenize, and what do the tests expect? Neither needs the other, so I ask for both."),
+        call("search", pattern="tokenize"),
+        call("read_file", path="tests/test_core.py"),
+    ]  # 8 to 11
+    go_on, done = yield from _change_tokenize(page)  # 12 to 15
     if not go_on:
         return f"{done}\n\n{_SCRIPTED}"
-    run, = yield [say("Now the tests."), call("run_command", cmd="python3 -m unittest")]                 # 16, 17
+    (run,) = yield [say("Now the tests."), call("run_command", cmd="python3 -m unittest")]  # 16, 17
     verdict = _tests_say(run)
     if _failing(run) == ["test_top_k_most_common_first"] and "x y y z z z" in tests.text:
-        verdict += (" My change did not cause that: the test uses only lower-case words without punctuation. It is about the order "
-                    "that top_k sorts in. I was not asked to change that, so I left it alone.")
-    return f"{done}\n{verdict}\n\n{_SCRIPTED}"                                                           # 18
+        verdict += (
+            " My change did not cause that: the test uses only lower-case words without punctuation. "
+            "It is about the order "
+            "that top_k sorts in. I was not asked to change that, so I left it alone."
+        )
+    return f"{done}\n{verdict}\n\n{_SCRIPTED}"  # 18
 
 
 def walkthrough(request: dict) -> list[dict]:
-    """The policy that walks the lesson's run on the sample repo for `WALKTHROUGH_TASK`; for another task it is `general`."""
+    """The policy that walks the lesson's run on the sample repo for `WALKTHROUGH_TASK`; for another task it
+    is `general`."""
     return _play(_walk if _is_walkthrough(_story(request)[0]) else _general, request)
 
 # %% ../nbs/appendix/scripted.ipynb #scripted-slips
 @dataclass(frozen=True)
 class Slips:
-    """Mistakes drawn from a seeded generator: the same seed and turn always give the same answer. `rate` is from 0 to 1."""
+    """Mistakes drawn from a seeded generator: the same seed and turn always give the same answer. `rate` is
+    from 0 to 1."""
+
     seed: object
     rate: float
 
@@ -751,21 +974,33 @@ class Slips:
 _SORTED = _sample_line(_CORE, "sorted(")
 _CLI = "wordcount/cli.py"
 _OPTION = _sample_line(_CLI, '"-k"')
-_NEW_OPTION = f'{_OPTION}\n    parser.add_argument("--min-length", type=int, default=1, help="leave out shorter words")'
+_NEW_OPTION = (
+    f'{_OPTION}\n    parser.add_argument("--min-length", type=int, default=1, help="leave out shorter words")'
+)
 _COUNTED = _sample_line(_CLI, "count_words(")
-_FILTERED = f"{_COUNTED}\n    counts = {{word: n for word, n in counts.items() if len(word) >= args.min_length}}"
+_FILTERED = (
+    f"{_COUNTED}\n    counts = {{word: n for word, n in counts.items() if len(word) >= args.min_length}}"
+)
 
 
 def _rename_changes(seen: list[Seen]) -> list[_Change]:
-    """Every line that holds count_words, as the search found it, with the new name; the old name stays as an alias."""
+    """Every line that holds count_words, as the search found it, with the new name; the old name stays as
+    an alias."""
     changes = []
-    for hit in [hit for result in seen for hit in _hits(result) if "count_words" in hit.text and hit.path.endswith(".py")]:
+    for hit in [
+        hit
+        for result in seen
+        for hit in _hits(result)
+        if "count_words" in hit.text and hit.path.endswith(".py")
+    ]:
         new = hit.text.replace("count_words", "word_counts")
         if hit.path.endswith("__init__.py"):
             new += "\nfrom .core import count_words"
         changes.append((hit.path, hit.text, new))
     alias = _sample_line(_CORE, "return Counter(")
-    return changes and changes + [(_CORE, alias, f"{alias}\n\ncount_words = word_counts   # the old name, for old callers")]
+    return changes and changes + [
+        (_CORE, alias, f"{alias}\n\ncount_words = word_counts   # the old name, for old callers")
+    ]
 
 
 def _locate_changes(seen: list[Seen]) -> list[_Change]:
@@ -777,7 +1012,9 @@ def _locate_changes(seen: list[Seen]) -> list[_Change]:
 # %% ../nbs/appendix/scripted.ipynb #scripted-jobs
 @dataclass(frozen=True)
 class _Job:
-    """How `solver` goes about one task. `match`: what the task must mention; `looks`: one tuple of calls a turn."""
+    """How `solver` goes about one task. `match`: what the task must mention; `looks`: one tuple of calls a
+    turn."""
+
     name: str
     match: str
     looks: tuple[tuple[dict, ...], ...]
@@ -788,19 +1025,39 @@ class _Job:
 _LAYOUT = call("list_dir", path=".")
 _CORE_AND_TESTS = (call("read_file", path=_CORE), call("read_file", path="tests/test_core.py"))
 _SOLUTIONS = (
-    _Job("min-length", r"min-length", ((_LAYOUT,), (call("read_file", path=_CLI),)),
-         lambda seen: [(_CLI, _OPTION, _NEW_OPTION), (_CLI, _COUNTED, _FILTERED)], check="python3 -m wordcount.cli README.md --min-length 4"),
+    _Job(
+        "min-length",
+        r"min-length",
+        ((_LAYOUT,), (call("read_file", path=_CLI),)),
+        lambda seen: [(_CLI, _OPTION, _NEW_OPTION), (_CLI, _COUNTED, _FILTERED)],
+        check="python3 -m wordcount.cli README.md --min-length 4",
+    ),
     _Job("rename", r"\brename\b", ((_LAYOUT, call("search", pattern="count_words")),), _rename_changes),
-    _Job("locate", r"ANSWER\.txt", ((call("search", pattern="^def "),), (call("read_file", path="wordcount/report.py"),)),
-         _locate_changes, check=""),
-    _Job("normalize", r"\btokenize\b", ((_LAYOUT,), _CORE_AND_TESTS), lambda seen: [(_CORE, _SPLIT, _NORMALIZED)]),
-    _Job("fix-test", r"\b(fail\w*|bug)\b", ((call("run_command", cmd="python3 -m unittest"),), _CORE_AND_TESTS),
-         lambda seen: [(_CORE, _SORTED, _SORTED.replace("pair[1])", "pair[1], reverse=True)"))]),
+    _Job(
+        "locate",
+        r"ANSWER\.txt",
+        ((call("search", pattern="^def "),), (call("read_file", path="wordcount/report.py"),)),
+        _locate_changes,
+        check="",
+    ),
+    _Job(
+        "normalize",
+        r"\btokenize\b",
+        ((_LAYOUT,), _CORE_AND_TESTS),
+        lambda seen: [(_CORE, _SPLIT, _NORMALIZED)],
+    ),
+    _Job(
+        "fix-test",
+        r"\b(fail\w*|bug)\b",
+        ((call("run_command", cmd="python3 -m unittest"),), _CORE_AND_TESTS),
+        lambda seen: [(_CORE, _SORTED, _SORTED.replace("pair[1])", "pair[1], reverse=True)"))],
+    ),
 )
 
 # %% ../nbs/appendix/scripted.ipynb #scripted-solve
 def _slip(change: _Change, same_name: int) -> tuple[str, str]:
-    """The old and new text that a slip sends instead. `same_name`: how many lines of the file still hold count_words."""
+    """The old and new text that a slip sends instead. `same_name`: how many lines of the file still hold
+    count_words."""
     _, right, new = change
     if same_name > 1 and "count_words" in right:
         return "count_words", "word_counts"
@@ -819,23 +1076,36 @@ def _solve(job: _Job, slips: Slips, misses: Slips, habits: _Habits) -> _Steps:
         if misses.at(number):
             continue
         same_name = sum(later[0] == change[0] and "count_words" in later[1] for later in changes[number:])
-        problem = yield from _edit(change, "Now the edit.", _slip(change, same_name) if slips.at(number) and change[1] else None, habits)
+        problem = yield from _edit(
+            change,
+            "Now the edit.",
+            _slip(change, same_name) if slips.at(number) and change[1] else None,
+            habits,
+        )
         if problem:
-            return f"I could not finish. An edit of {change[0]} came back with: {problem.strip()[:200]}\n\n{_SCRIPTED}"
+            return (
+                f"I could not finish. An edit of {change[0]} came back with: "
+                f"{problem.strip()[:200]}\n\n{_SCRIPTED}"
+            )
     if not job.check:
         return f"Done.\n\n{_SCRIPTED}"
-    run, = yield [say("I check it."), call("run_command", cmd=job.check)]
+    (run,) = yield [say("I check it."), call("run_command", cmd=job.check)]
     return f"Done. {_tests_say(run) if 'unittest' in job.check else run.text.strip()[:200]}\n\n{_SCRIPTED}"
 
 # %% ../nbs/appendix/scripted.ipynb #scripted-solver
-def solver(seed: object = 0, slip_rate: float = 0.3, *, miss_rate: float = 0.0, if_bare: int = 4, heeds: bool = True) -> Policy:
-    """A policy that solves the lesson's five tasks on the sample repo, with slips; for any other task it is `general`.
+def solver(
+    seed: object = 0, slip_rate: float = 0.3, *, miss_rate: float = 0.0, if_bare: int = 4, heeds: bool = True
+) -> Policy:
+    """A policy that solves the lesson's five tasks on the sample repo, with slips; for any other task it is
+    `general`.
 
-    `slip_rate`: share of edits whose old text is wrong at first. `miss_rate`: share of edits that are forgotten.
-    `if_bare`: how often an edit is repeated unchanged after an error that says nothing; `heeds`: does a nudge from the
+    `slip_rate`: share of edits whose old text is wrong at first. `miss_rate`: share of edits that are
+    forgotten.
+    `if_bare`: how often an edit is repeated unchanged after an error that says nothing; `heeds`: does a
+    nudge from the
     harness end that? ValueError for a rate outside 0 to 1.
     """
-    Slips(seed, slip_rate), Slips(seed, miss_rate)   # refuses a bad rate now, not in the middle of a run
+    Slips(seed, slip_rate), Slips(seed, miss_rate)  # refuses a bad rate now, not in the middle of a run
 
     def policy(request: dict) -> list[dict]:
         task = _story(request)[0]
@@ -844,6 +1114,7 @@ def solver(seed: object = 0, slip_rate: float = 0.3, *, miss_rate: float = 0.0, 
             return general(request)
         slips, misses = Slips(f"{seed}:{job.name}", slip_rate), Slips(f"{seed}:{job.name}:miss", miss_rate)
         return _play(lambda task, tools: _solve(job, slips, misses, _Habits(if_bare, heeds=heeds)), request)
+
     return policy
 
 # %% ../nbs/appendix/scripted.ipynb #scripted-api
@@ -853,14 +1124,19 @@ POLICIES: dict[str, Policy] = {"scripted-general": general, "scripted-walkthroug
 def scripted_api(model_name: str = "scripted-general", **options) -> FakeApi:
     """The strict local API with the scripted model behind it; `options` go to `FakeApi`.
 
-    A request whose `model` is a key of `POLICIES` gets that policy. Any other model that the API knows gets the
-    policy of `model_name`, or the walk if the task is that of the walk. `model_name` may be a real model's id too,
+    A request whose `model` is a key of `POLICIES` gets that policy. Any other model that the API knows gets
+    the
+    policy of `model_name`, or the walk if the task is that of the walk. `model_name` may be a real model's
+    id too,
     which stands for `general`. ValueError for a scripted name that does not exist.
     """
     if model_name.startswith("scripted") and model_name not in POLICIES:
-        raise ValueError(f"There is no scripted model called {model_name!r}: choose one of {', '.join(POLICIES)}.")
+        raise ValueError(
+            f"There is no scripted model called {model_name!r}: choose one of {', '.join(POLICIES)}."
+        )
 
     def policy(request: dict) -> list[dict]:
         other = walkthrough if _is_walkthrough(_story(request)[0]) else POLICIES.get(model_name, general)
         return POLICIES.get(request["model"], other)(request)
+
     return FakeApi(policy, **options)

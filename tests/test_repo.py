@@ -80,6 +80,13 @@ def test_notebook_is_clean(path):
     assert path.stat().st_size < 200_000
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_code_cells_are_not_cut_off(path):
+    """JupyterLab does not wrap code: in a window of ordinary width, what is longer is out of sight."""
+    cells = [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+    assert [line for cell in cells for line in "".join(cell["source"]).split("\n") if len(line) > 112] == []
+
+
 def test_all_notebooks_together_stay_small():
     assert sum(path.stat().st_size for path in NOTEBOOKS) < 1_500_000
 
