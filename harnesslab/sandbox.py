@@ -65,14 +65,11 @@ def describe_call(name: str, arguments: dict) -> str:
     """The whole call for the person who decides: a command as it will run, an edit as lines taken out and
     put in, the rest as JSON."""
     if name == "run_command" and isinstance(arguments.get("cmd"), str):
-        return visible(
-            f"run_command\n  {arguments['cmd']}".replace("\n", "\n  ").replace("\n    ", "\n  ", 1)
-        )
+        return visible("run_command\n  " + arguments["cmd"].replace("\n", "\n  "))
     if name == "edit_file" and all(isinstance(arguments.get(key), str) for key in ("path", "old", "new")):
-        out = [f"- {line}" for line in arguments["old"].splitlines()] + [
-            f"+ {line}" for line in arguments["new"].splitlines()
-        ]
-        return visible("\n  ".join([f"edit_file {arguments['path']}", *out]))
+        out = [f"- {line}" for line in arguments["old"].splitlines()]
+        put_in = [f"+ {line}" for line in arguments["new"].splitlines()]
+        return visible("\n  ".join([f"edit_file {arguments['path']}", *out, *put_in]))
     return visible(f"{name} {json.dumps(arguments, ensure_ascii=False, default=str)}")
 
 # %% ../nbs/02_sandbox.ipynb #sandbox-allow-code
@@ -86,11 +83,8 @@ def allowed_by_list(command: str, allow: Iterable[str]) -> bool:
     words = command.split(" ")
     for entry in allow:
         first = shlex.split(entry)
-        if (
-            first
-            and words[: len(first)] == first
-            and all(_harmless_word(word) for word in words[len(first) :])
-        ):
+        rest = words[len(first) :]
+        if first and words[: len(first)] == first and all(map(_harmless_word, rest)):
             return True
     return False
 

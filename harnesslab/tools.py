@@ -9,13 +9,17 @@ __all__ = ['MAX_OUT', 'MAX_FILES', 'SKIPPED_FOLDERS', 'MAX_LINES', 'MAX_LINE', '
 
 # %% ../nbs/01_tools.ipynb #tools-imports
 import ast
+import bisect
+import codecs
 import contextlib
 import dataclasses
 import difflib
 import functools
 import heapq
 import inspect
+import itertools
 import json
+import math
 import os
 import re
 import secrets
@@ -32,7 +36,7 @@ from collections import deque
 from pathlib import Path
 from typing import Annotated, Any, Callable, Iterable, Iterator
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+import pydantic  # its parts load when they are first used, so importing harnesslab stays cheap
 
 from .loop import ToolResult, UsageError, cancelled, encode_json, mend, time_left
 
@@ -85,10 +89,10 @@ def safe_path(root: Path, p: str) -> Path:
 def _parts(p: str) -> list[str]:
     """The parts of a relative path; [] is the root itself. ToolError for anything that is not plainly
     inside."""
-    if not isinstance(p, str) or not p or "\0" in p:
+    if not isinstance(p, str) or not p or "\0" in p or mend(p) != p:
         raise ToolError(
-            "The path is empty or holds a NUL character. Use a path relative to the root of the "
-            "repo; '.' is the root."
+            "The path is empty or holds a character that no path can hold. Use a path relative to the "
+            "root of the repo; '.' is the root."
         )
     if len(p) > 4_096 or any(len(part.encode("utf-8", "replace")) > 255 for part in p.split("/")):
         raise ToolError(f"The path is too long ({len(p):,} characters).")
@@ -106,9 +110,13 @@ def _parts(p: str) -> list[str]:
 
 
 def _show(text: str) -> str:
-    """A path on one line, with control characters visible and not too long."""
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in mend(text))
-    return text if len(text) <= 200 else text[:200] + "..."
+    """A path on one line, with control characters visible. Longer than any path can be: cut."""
+    text = text if text.isprintable() else "".join(map(_visible, mend(text)))
+    return text if len(text) <= 4_096 else text[:200] + "..."
+
+
+def _visible(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode()
 
 # %% ../nbs/01_tools.ipynb #tools-open-code
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -163,8 +171,8 @@ def _regular_file(root: Path, path: str) -> Iterator[tuple[int, os.stat_result]]
 # %% ../nbs/01_tools.ipynb #tools-missing-code
 def _missing(root: Path, parts: list[str], error: OSError) -> ToolError:
     """Why `parts` could not be opened, and what to use instead."""
-    path, full = "/".join(parts), Path(root, *parts)
-    if full.is_symlink():
+    path, full = "/".join(parts), os.path.join(root, *parts)
+    if os.path.islink(full):
         try:
             target = safe_path(root, path).relative_to(Path(root).resolve())
             return ToolError(f"{_show(path)} is a link to {_show(str(target))}. Use that path.")
@@ -172,7 +180,7 @@ def _missing(root: Path, parts: list[str], error: OSError) -> ToolError:
             return outside
     if isinstance(error, PermissionError):
         return ToolError(f"{_show(path)} may not be opened: permission denied.")
-    if full.is_file():
+    if os.path.isfile(full):
         return ToolError(f"{_show(path)} is a file, not a folder.")
     return ToolError(f"There is no {_show(path)}.{_close_names(root, parts)}")
 
@@ -211,7 +219,7 @@ def _walk(root: Path, parts: list[str], limit: int) -> Iterator[tuple[str, str]]
         here = waiting.popleft()
         try:
             with _folder(root, here) as fd:
-                entries = sorted(os.scandir(fd), key=lambda entry: entry.name)
+                entries = sorted(itertools.islice(os.scandir(fd), 100_000), key=lambda entry: entry.name)
                 kinds = [(entry.name, _kind(entry, fd)) for entry in entries[: limit - seen]]
         except (ToolError, OSError):
             continue
@@ -239,8 +247,9 @@ def list_dir(
     parts = _parts(path)
     with _folder(root, parts):
         pass  # a good error if it is no folder
-    lines, more = [], 0
-    for name, kind in _walk(root, parts, limit=20_000):
+    lines, more, seen, limit = [], 0, 0, 20_000
+    for name, kind in _walk(root, parts, limit):
+        seen += 1
         skipped = kind == "folder" and name.split("/")[-1] in SKIPPED_FOLDERS
         if kind == "folder" and not skipped:
             continue
@@ -250,8 +259,9 @@ def list_dir(
         else:
             more += 1
     if more:
-        lines.append(f"[{more:,} more files. List one folder to see them.]")
-    return "\n".join(lines) or "(no files)"
+        at_least = "at least " if seen >= limit - 1 else ""
+        lines.append(f"[{at_least}{more:,} more files. List one folder to see them.]")
+    return clip("\n".join(lines)) or "(no files)"
 
 # %% ../nbs/01_tools.ipynb #tools-read-code
 MAX_LINES = 400
@@ -259,18 +269,45 @@ MAX_LINE = 500
 _SCAN = 64 * 1024 * 1024
 
 
-def _numbered(fd: int) -> Iterator[tuple[int, bytes, int]]:
-    """(number, first bytes, bytes in all) of each line, read through a 64 KiB window. Stops after 64 MiB."""
-    number, kept, length, scanned = 1, b"", 0, 0
-    while scanned < _SCAN and (block := os.read(fd, 65_536)):
-        scanned += len(block)
-        *ends, rest = block.split(b"\n")
-        for end in ends:
-            yield number, kept + end[: MAX_LINE * 4 - len(kept)], length + len(end)
-            number, kept, length = number + 1, b"", 0
-        kept, length = kept + rest[: MAX_LINE * 4 - len(kept)], length + len(rest)
-    if length:
-        yield number, kept, length
+class _Reader:
+    """Reads a file forward through a 64 KiB window, at most 64 MiB of it. `number` is the line that comes
+    next."""
+
+    def __init__(self, fd: int):
+        self.number, self._fd, self._block, self._left, self._last = 1, fd, b"", _SCAN, b""
+
+    def _fill(self) -> bool:
+        self._block = os.read(self._fd, 65_536) if self._left > 0 else b""
+        self._left -= len(self._block)
+        self._last = self._block[-1:] or self._last
+        return bool(self._block)
+
+    def skip(self, lines: float) -> None:
+        """Pass over this many lines, or all that is left."""
+        while lines > 0 and (self._block or self._fill()):
+            found = self._block.count(b"\n")
+            if found < lines:
+                self._block = b""
+            else:
+                found, self._block = lines, self._block.split(b"\n", lines)[-1]
+            self.number, lines = self.number + found, lines - found
+
+    def line(self) -> tuple[bytes, int] | None:
+        """(the first bytes of the next line, its bytes in all), or None at the end."""
+        kept, length, any_bytes = b"", 0, False
+        while self._block or self._fill():
+            any_bytes = True
+            head, end, self._block = self._block.partition(b"\n")
+            kept, length = kept + head[: MAX_LINE * 4 - len(kept)], length + len(head)
+            if end:
+                self.number += 1
+                return kept, length
+        return (kept, length) if any_bytes else None
+
+    def total(self) -> tuple[int, bool]:
+        """(lines in all, whether that is the whole file). Reads on to the end."""
+        self.skip(math.inf)
+        return self.number - (self._last in (b"\n", b"")), self._left > 0
 
 
 def read_file(
@@ -285,44 +322,49 @@ def read_file(
         raise ToolError(
             f"start={start}, end={end} is no range of lines. Lines count from 1, and end is not before start."
         )
-    lines, room, last, full, broken = [], MAX_OUT - 300, 0, 0, False
     with _regular_file(root, path) as (fd, info):
         if b"\0" in os.pread(fd, 8_192, 0):
             raise ToolError(
                 f"{_show(path)} is a binary file of {info.st_size:,} bytes. It cannot be shown as text."
             )
-        for last, raw, length in _numbered(fd):
-            if last < start or full or (end is not None and last > end):
-                continue
-            text = raw.decode("utf-8", "replace").rstrip("\r")
-            broken = broken or "\ufffd" in text
-            line = f"{last:>4} {text[:MAX_LINE]}" + (
-                f" [line cut, {length:,} bytes in all]" if len(text) > MAX_LINE or length > len(raw) else ""
-            )
-            if len(lines) == MAX_LINES or room < len(line) + 1:
-                full = last
-            else:
-                lines.append(line)
-                room -= len(line) + 1
-        whole = os.read(fd, 1) == b""
-    return "\n".join(
-        lines + _reading_notes(path, start, last, full, broken, whole, info.st_size, bool(lines))
-    )
+        reader = _Reader(fd)
+        reader.skip(start - 1)
+        lines, following, broken = _numbered(reader, math.inf if end is None else end)
+        total, whole = reader.total()
+    if not total:
+        return "(empty file)"
+    if not lines:
+        raise ToolError(f"{_show(path)} has {total:,} lines; start={start} is behind its end.")
+    size = f"{total:,} lines" if whole else f"more than {total:,} lines ({info.st_size:,} bytes)"
+    if following <= min(total, math.inf if end is None else end):
+        lines.append(f"[The file has {size}. To go on, read from line {following}.]")
+    if broken:
+        lines.append("[Some bytes are not UTF-8 and are shown as \ufffd. edit_file refuses this file.]")
+    return "\n".join(lines)
 
 
-def _reading_notes(
-    path: str, start: int, last: int, full: int, broken: bool, whole: bool, size: int, any_lines: bool
-) -> list[str]:
-    """What the reader must know about what is not shown. ToolError when there is nothing to show at all."""
-    if not size:
-        return ["(empty file)"]
-    if not any_lines:
-        raise ToolError(f"{_show(path)} has {last:,} lines; start={start} is behind its end.")
-    total = f"{last:,} lines" if whole else f"more than {last:,} lines ({size:,} bytes)"
-    notes = [f"[The file has {total}. To go on, read from line {full}.]"] if full else []
-    return notes + (
-        ["[Some bytes are not UTF-8 and are shown as \ufffd. edit_file refuses this file.]"] if broken else []
-    )
+def _numbered(reader: _Reader, end: float) -> tuple[list[str], int, bool]:
+    """(numbered lines up to `end` or until the result is full, the number of the line after them, whether
+    some bytes were not UTF-8)."""
+    lines, following, room, broken = [], reader.number, MAX_OUT - 300, False
+    while len(lines) < MAX_LINES and reader.number <= end:
+        number, found = reader.number, reader.line()
+        if found is None:
+            break
+        raw, length = found
+        try:
+            text = codecs.getincrementaldecoder("utf-8")().decode(raw, final=length == len(raw))
+        except UnicodeDecodeError:
+            text, broken = raw.decode("utf-8", "replace"), True
+        text = text.rstrip("\r")
+        cut = f" [line cut, {length:,} bytes in all]" if len(text) > MAX_LINE or length > len(raw) else ""
+        line = f"{number:>4} {text[:MAX_LINE]}{cut}"
+        room -= len(line) + 1
+        if room < 0:
+            return lines, number, broken
+        lines.append(line)
+        following = number + 1
+    return lines, following, broken
 
 # %% ../nbs/01_tools.ipynb #tools-search-code
 MAX_MATCHES = 50
@@ -348,11 +390,12 @@ def search(
 ) -> str:
     """Regex search over the files of the repo. Returns path:line:text, at most 50 matches, and how many
     more there are. .git and files named by .gitignore are left out."""
-    if not pattern or "\0" in pattern:
-        raise ToolError("The pattern is empty or holds a NUL character. Pass a regular expression.")
+    if not pattern or "\0" in pattern or len(pattern) > 5_000:
+        raise ToolError(
+            "The pattern is empty, too long or holds a NUL character. Pass a short regular expression."
+        )
     where = "/".join(_parts(path)) or "."
-    if where != ".":
-        safe_path(root, path)
+    _check_searchable(root, path)
     command = [
         _ripgrep(),
         "--no-config",
@@ -405,8 +448,7 @@ def _read_matches(command: list[str], root: Path) -> tuple[list[tuple[str, int, 
             if ready and not block:
                 break
             read += len(block)
-            *lines, rest = (rest + block).split(b"\n")
-            matches = [match for line in lines if (match := _match(line))]
+            matches, rest = _whole_matches(rest + block)
             count += len(matches)
             best = heapq.nsmallest(MAX_MATCHES, best + matches)
             if time.monotonic() > deadline or read > 32 * 1024 * 1024 or cancelled():
@@ -416,17 +458,42 @@ def _read_matches(command: list[str], root: Path) -> tuple[list[tuple[str, int, 
                 )
         complaint = b"" if why else process.stderr.read(4_000)
         if not why and process.wait(timeout=5) == 2 and not count:
-            raise ToolError(
-                "ripgrep could not use the pattern: "
-                f"{' '.join(complaint.decode('utf-8', 'replace').split())} Escape special characters "
-                "to search for them as they are."
-            )
+            if complaint.strip():
+                reason = " ".join(complaint.decode("utf-8", "replace").split())
+                raise ToolError(
+                    f"ripgrep could not use the pattern: {reason[:500]} Escape special characters to "
+                    "search for "
+                    "them as they are."
+                )
+            why = "Some files could not be read."
     finally:
         process.kill()
         process.wait()
         process.stdout.close()
         process.stderr.close()
     return best, count, why
+
+
+def _check_searchable(root: Path, path: str) -> None:
+    """ToolError unless `path` is a folder or a regular file, reached without a link."""
+    parts = _parts(path)
+    if os.path.isdir(os.path.join(root, *parts)) and not os.path.islink(os.path.join(root, *parts)):
+        with _folder(root, parts):
+            return
+    with _regular_file(root, path):
+        return
+
+
+def _whole_matches(data: bytes) -> tuple[list[tuple[str, int, str]], bytes]:
+    """(the matches that are whole, the bytes that are left). A record is path, NUL, line number, colon,
+    text, line break; the path may
+    hold line breaks itself."""
+    matches, at = [], 0
+    while (nul := data.find(b"\0", at)) >= 0 and (end := data.find(b"\n", nul)) >= 0:
+        if match := _match(data[at:end]):
+            matches.append(match)
+        at = end + 1
+    return matches, data[at:]
 
 
 def _match(line: bytes) -> tuple[str, int, str] | None:
@@ -461,21 +528,22 @@ def edit_file(
     with _WRITERS:
         if old == "":
             return _create(root, parts, new)
-        before, mode = _read_for_edit(root, path)
+        before, info = _read_for_edit(root, path)
         span = _find_once(path, before, old, errors)
         ending = "\r\n" if before.count("\r\n") * 2 > before.count("\n") else "\n"
         new = new.replace("\r\n", "\n").replace("\n", "\r\n") if ending == "\r\n" else new
         after = before[: span[0]] + mend(new) + before[span[1] :]
         if after == before:
             raise ToolError("old and new are the same text, so there is nothing to change.")
-        _replace_file(root, parts, after.encode("utf-8"), mode)
+        _replace_file(root, parts, after.encode("utf-8"), info)
     return "\n".join(
         [f"edited {_show(path)}", *_changed_lines(before, after, span[0]), *_syntax_note(path, before, after)]
     )
 
 
-def _read_for_edit(root: Path, path: str) -> tuple[str, int]:
-    """(text with line ends and byte order mark as they are, mode bits). ToolError for what cannot be edited
+def _read_for_edit(root: Path, path: str) -> tuple[str, os.stat_result]:
+    """(text with line ends and byte order mark as they are, the file's stat). ToolError for what cannot be
+    edited
     without harm."""
     with _regular_file(root, path) as (fd, info):
         if info.st_nlink > 1:
@@ -492,7 +560,7 @@ def _read_for_edit(root: Path, path: str) -> tuple[str, int]:
     if b"\0" in data:
         raise ToolError(f"{_show(path)} is a binary file. Nothing was changed.")
     try:
-        return data.decode("utf-8"), stat.S_IMODE(info.st_mode)
+        return data.decode("utf-8"), info
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise ToolError(
@@ -503,18 +571,11 @@ def _read_for_edit(root: Path, path: str) -> tuple[str, int]:
 def _find_once(path: str, text: str, old: str, errors: str) -> tuple[int, int]:
     """(start, end) of the only occurrence of `old`. Overlapping ones count; line ends of either kind match
     each other."""
-    spans = []
-    if "\n" not in old or "\r" not in text + old:
-        at = text.find(old)
-        while at >= 0:
-            spans.append((at, at + len(old)))
-            at = text.find(old, at + 1)
-    else:
-        pattern = re.escape(old.replace("\r\n", "\n")).replace("\\\n", "\r?\n")
-        spans = [(m.start(), m.end(1)) for m in re.finditer(f"(?=({pattern}))", text)]
+    spans = _spans(text, old)
     if len(spans) == 1:
         return spans[0]
-    message = f"old text found {len(spans)} times in {_show(path)}"
+    many = f"more than {_MANY:,}" if len(spans) > _MANY else str(len(spans))
+    message = f"old text found {many} times in {_show(path)}"
     if errors == "v1":
         raise ToolError(message)
     if spans:
@@ -528,122 +589,159 @@ def _find_once(path: str, text: str, old: str, errors: str) -> tuple[int, int]:
     raise ToolError(f"{message}. Nothing was changed.{_closest(text, old)}")
 
 
+def _spans(text: str, old: str) -> list[tuple[int, int]]:
+    """(start, end) of every occurrence, overlapping ones too, at most one more than `_MANY`. Both kinds of
+    line ends
+    count as equal: the search is done without carriage returns, and the places are counted back."""
+    returns = [
+        m.start() - i for i, m in enumerate(re.finditer("\r\n", text))
+    ]  # where "\n" stands without them
+    plain, wanted = text.replace("\r\n", "\n"), old.replace("\r\n", "\n")
+    spans, at = [], plain.find(wanted)
+    while at >= 0 and len(spans) <= _MANY:
+        end = at + len(wanted)
+        spans.append((at + bisect.bisect_left(returns, at), end + bisect.bisect_left(returns, end)))
+        at = plain.find(wanted, at + 1)
+    return spans
+
+
+_MANY = 1_000
+
+
 def _closest(text: str, old: str) -> str:
-    """The real lines that resemble `old` most, with their numbers, and what differs."""
+    """The real lines that resemble `old` most, with their numbers, and what differs. First a quick look at
+    every line
+    for short pieces of the wanted one, then a close look at the best thirty."""
     wanted = max(old.replace("\r\n", "\n").split("\n"), key=lambda line: len(line.strip()))
+    squeezed = "".join(wanted.split())
+    size = min(3, len(squeezed))
+    step = max(1, len(squeezed) // 40)
+    pieces = {squeezed[i : i + size] for i in range(0, max(1, len(squeezed) - size + 1), step)}
     lines = text.replace("\r\n", "\n").split("\n")[:20_000]
-    squeezed = " ".join(wanted.split())
-    scored = []
-    matcher = difflib.SequenceMatcher(autojunk=False)
-    matcher.set_seq2(squeezed)
+    likely = []
     for number, line in enumerate(lines, start=1):
-        matcher.set_seq1(" ".join(line.split())[:1_000])
-        if (
-            matcher.real_quick_ratio() > 0.5
-            and matcher.quick_ratio() > 0.5
-            and (score := matcher.ratio()) > 0.5
-        ):
+        bare = "".join(line[:1_000].split())
+        likely.append((-sum(piece in bare for piece in pieces), number, bare[:300], line))
+    scored = []
+    for _, number, bare, line in heapq.nsmallest(30, likely, key=lambda each: each[:2]):
+        score = difflib.SequenceMatcher(None, bare, squeezed[:300], autojunk=False).ratio()
+        if score > 0.5:
             scored.append((-score, number, line))
     if not scored or not squeezed:
         return " No line of the file resembles it. Read the file before the next edit."
-    shown = [f"\nclosest line {number}: {line[:300]!r}" for _, number, line in sorted(scored)[:3]]
+    best = sorted(scored)[:3]
+    shown = "".join(f"\nclosest line {number}: {line[:300]!r}" for _, number, line in best)
+    difference = _difference(wanted, best[0][2])
     return (
-        "".join(shown)
-        + f"\nCompared with the first of these, {_difference(wanted, sorted(scored)[0][2])} Take the "
-        "text exactly as the file has it."
+        f"{shown}\nCompared with the first of these, {difference} Take the text exactly as the file has it."
     )
+
+
+_QUOTES = str.maketrans(dict.fromkeys("'\u2018\u2019\u201c\u201d\u0060", '"'))
 
 
 def _difference(wanted: str, real: str) -> str:
     """In words, how the line that was asked for differs from the real one."""
+    bare_wanted, bare_real = "".join(wanted.split()), "".join(real.split())
     if wanted == real:
         return "that line is the same; the lines around it are not."
-    if wanted.split() == real.split():
-        tabs = (
-            " The file uses tabs."
-            if "\t" in real and "\t" not in wanted
-            else " The file uses spaces."
-            if "\t" in wanted and "\t" not in real
-            else ""
-        )
-        return f"only white space differs.{tabs}"
-    plain = str.maketrans({"'": '"', "\u2018": '"', "\u2019": '"', "\u201c": '"', "\u201d": '"'})
-    if wanted.translate(plain).split() == real.translate(plain).split():
+    if bare_wanted == bare_real:
+        tabs = " The file uses tabs." if "\t" in real and "\t" not in wanted else ""
+        spaces = " The file uses spaces." if "\t" in wanted and "\t" not in real else ""
+        return f"only white space differs.{tabs}{spaces}"
+    if bare_wanted.translate(_QUOTES) == bare_real.translate(_QUOTES):
         return "the quotes differ."
-    if wanted.lower().split() == real.lower().split():
+    if bare_wanted.lower() == bare_real.lower():
         return "capital letters differ."
-    at = next(
-        (i for i, (a, b) in enumerate(zip(wanted.strip(), real.strip())) if a != b),
-        min(len(wanted.strip()), len(real.strip())),
-    )
+    pairs = zip(wanted.strip(), real.strip())
+    shorter = min(len(wanted.strip()), len(real.strip()))
+    at = next((i for i, (a, b) in enumerate(pairs) if a != b), shorter)
     return f"the text differs from character {at + 1} on (white space at the start not counted)."
 
 # %% ../nbs/01_tools.ipynb #tools-write-code
-def _replace_file(root: Path, parts: list[str], data: bytes, mode: int) -> None:
-    """Write the whole file beside the old one and swap it in, so that nobody ever sees half a file."""
-    with _folder(root, parts[:-1]) as folder:
-        temporary = f".{parts[-1][:100]}.{secrets.token_hex(4)}.tmp"
-        try:
-            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
-            with open(fd, "wb") as file:
-                os.fchmod(fd, mode)
-                file.write(data)
-                file.flush()
-                os.fsync(fd)
+@contextlib.contextmanager
+def _written_beside(
+    folder: int, data: bytes, mode: int = 0o666, owner: os.stat_result | None = None
+) -> Iterator[str]:
+    """The name of a new, whole file in `folder`, for moving it to its place; whatever is left of it
+    afterwards is removed.
+    `mode`: as for open (the umask applies), or with `owner` exactly the old file's."""
+    temporary = f".{secrets.token_hex(8)}.harnesslab"
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=folder)
+        with open(fd, "wb") as file:
+            if owner is not None:
+                with contextlib.suppress(PermissionError):
+                    os.fchown(fd, owner.st_uid, owner.st_gid)
+                os.fchmod(fd, stat.S_IMODE(owner.st_mode))
+            file.write(data)
+            file.flush()
+            os.fsync(fd)
+        yield temporary
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary, dir_fd=folder)
+
+
+def _replace_file(root: Path, parts: list[str], data: bytes, old: os.stat_result) -> None:
+    """Put a whole new file in the place of the old one, so that nobody ever sees half a file."""
+    try:
+        with _folder(root, parts[:-1]) as folder, _written_beside(folder, data, 0o600, old) as temporary:
             os.replace(temporary, parts[-1], src_dir_fd=folder, dst_dir_fd=folder)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary, dir_fd=folder)
-            raise ToolError(
-                f"{_show('/'.join(parts))} could not be written: {error.strerror}. Nothing was changed."
-            ) from None
+    except OSError as error:
+        raise ToolError(
+            f"{_show('/'.join(parts))} could not be written: {error.strerror}. Nothing was changed."
+        ) from None
 
 
 def _create(root: Path, parts: list[str], new: str) -> str:
     """Create a file that is not there, with the folders above it. An empty file counts as not there: there
     is nothing in it to lose."""
-    path = "/".join(parts)
-    data = mend(new).encode("utf-8")
+    path, data = "/".join(parts), mend(new).encode("utf-8")
     try:
-        with _folder(root, parts[:-1], make=True) as folder:
-            fd = os.open(
-                parts[-1],
-                os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC,
-                0o666,
-                dir_fd=folder,
-            )
-            with open(fd, "wb") as file:
-                info = os.fstat(fd)
-                if not stat.S_ISREG(info.st_mode) or info.st_size or info.st_nlink > 1:
-                    raise ToolError(
-                        f"{_show(path)} exists already. To change it, pass the old text that is to be "
-                        "replaced. Nothing was changed."
-                    )
-                file.write(data)
+        with _folder(root, parts[:-1], make=True) as folder, _written_beside(folder, data) as temporary:
+            try:
+                os.link(temporary, parts[-1], src_dir_fd=folder, dst_dir_fd=folder)
+            except FileExistsError:
+                there = os.stat(parts[-1], dir_fd=folder, follow_symlinks=False)
+                if not stat.S_ISREG(there.st_mode) or there.st_size or there.st_nlink > 1:
+                    raise ToolError(_exists_already(path, there)) from None
+                os.replace(temporary, parts[-1], src_dir_fd=folder, dst_dir_fd=folder)
     except OSError as error:
         raise ToolError(
-            f"{_show(path)} could not be created: {_missing_reason(root, parts, error)}"
+            f"{_show(path)} could not be created: {error.strerror}. Choose another path."
         ) from None
     return "\n".join(
         [f"created {_show(path)} ({len(data.splitlines()):,} lines)", *_syntax_note(path, "", new)]
     )
 
 
-def _missing_reason(root: Path, parts: list[str], error: OSError) -> str:
-    if Path(root, *parts).is_symlink():
-        return "it is a link. Name the file that it points to."
-    return f"{error.strerror}. Choose another path."
+def _exists_already(path: str, there: os.stat_result) -> str:
+    if stat.S_ISLNK(there.st_mode):
+        return f"{_show(path)} is a link. Name the file that it points to. Nothing was changed."
+    if stat.S_ISDIR(there.st_mode):
+        return f"{_show(path)} is a folder. Nothing was changed."
+    return (
+        f"{_show(path)} exists already. To change it, pass the old text that is to be replaced. "
+        "Nothing was changed."
+    )
 
 # %% ../nbs/01_tools.ipynb #tools-report-code
 def _changed_lines(before: str, after: str, start: int) -> list[str]:
     """The lines around the first change, as -old and +new with line numbers; at most 20 lines."""
     first = before.count("\n", 0, start)
-    old, new = before.splitlines(), after.splitlines()
+    old, new = before.split("\n"), after.split("\n")
     end = 0
     while end < min(len(old), len(new)) - first and old[-1 - end] == new[-1 - end]:
         end += 1
-    removed = [f"-{first + 1 + i:>4} {line[:200]}" for i, line in enumerate(old[first : len(old) - end])]
-    added = [f"+{first + 1 + i:>4} {line[:200]}" for i, line in enumerate(new[first : len(new) - end])]
+    removed = [
+        f"-{first + 1 + i:>4} {line.rstrip(chr(13))[:200]}"
+        for i, line in enumerate(old[first : len(old) - end])
+    ]
+    added = [
+        f"+{first + 1 + i:>4} {line.rstrip(chr(13))[:200]}"
+        for i, line in enumerate(new[first : len(new) - end])
+    ]
     lines = removed[:10] + ([f"[{len(removed) - 10} more lines removed]"] if len(removed) > 10 else [])
     return lines + added[:10] + ([f"[{len(added) - 10} more lines added]"] if len(added) > 10 else [])
 
@@ -688,6 +786,8 @@ class Tool:
                 f"The tool {self.name} needs a docstring: it is the only documentation that the model gets."
             )
         parameters = inspect.signature(function, eval_str=True).parameters
+        if inspect.iscoroutinefunction(function):
+            raise UsageError(f"The tool {self.name} is asynchronous: give an ordinary function.")
         self.takes_root = next(iter(parameters), "") == "root"
         self._model = _arguments_model(
             self.name,
@@ -702,42 +802,48 @@ class Tool:
     def check(self, arguments: dict) -> tuple[dict, list[str]]:
         """(arguments of the right types, notes on what was converted). ToolError names every field that
         does not fit."""
-        read = {
-            key: _from_json_text(value, self._model.model_fields.get(key)) for key, value in arguments.items()
-        }
         try:
-            model = self._model.model_validate(read)
-        except ValidationError as error:
-            raise ToolError(_explain(self.name, error, self._model)) from None
+            model = self._model.model_validate(arguments)
+        except pydantic.ValidationError as error:
+            refused = {problem["loc"][0] for problem in error.errors(include_url=False) if problem["loc"]}
+            read = {
+                key: _from_json_text(value) if key in refused else value for key, value in arguments.items()
+            }
+            try:
+                model = self._model.model_validate(read)
+            except pydantic.ValidationError as still:
+                raise ToolError(_explain(self.name, still, self._model)) from None
         values = {key: getattr(model, key) for key in arguments}
         notes = [
             f"{key} came as text and was read as {_kind_of(value)}"
             for key, value in values.items()
-            if isinstance(arguments[key], str) and not isinstance(value, str)
+            if isinstance(arguments[key], str) and isinstance(value, bool | int | float | list | dict)
         ]
         return values, notes
 
 
-def _arguments_model(name: str, parameters: dict[str, inspect.Parameter]) -> type[BaseModel]:
+def _arguments_model(name: str, parameters: dict[str, inspect.Parameter]) -> "type[pydantic.BaseModel]":
     fields = {}
     for parameter in parameters.values():
-        if parameter.annotation is inspect.Parameter.empty or parameter.kind in (
-            parameter.VAR_POSITIONAL,
-            parameter.VAR_KEYWORD,
+        if (
+            parameter.name.startswith("_")
+            or parameter.annotation is inspect.Parameter.empty
+            or parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         ):
             raise UsageError(
-                f"The tool {name} needs a type for its parameter {parameter.name}: the schema is made "
-                "from it."
+                f"The tool {name} cannot have the parameter {parameter.name}: each needs a type and a plain name."
             )
         default = ... if parameter.default is inspect.Parameter.empty else parameter.default
         annotation, text = parameter.annotation, None
         for extra in getattr(annotation, "__metadata__", ()):
             text = extra if isinstance(extra, str) else text
-        fields[parameter.name] = (annotation, Field(default, description=text))
-    return create_model(name, __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=False), **fields)
+        fields[parameter.name] = (annotation, pydantic.Field(default, description=text))
+    return pydantic.create_model(
+        name, __config__=pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=False), **fields
+    )
 
 
-def _plain_schema(model: type[BaseModel]) -> dict:
+def _plain_schema(model: "type[pydantic.BaseModel]") -> dict:
     """The JSON Schema without what the model does not need: titles, defaults of None, and null as a second
     type."""
 
@@ -759,19 +865,13 @@ def _plain_schema(model: type[BaseModel]) -> dict:
     return plain(model.model_json_schema())
 
 # %% ../nbs/01_tools.ipynb #tools-check-code
-def _from_json_text(value: Any, field: Any) -> Any:
-    """A list or an object that came as JSON inside a string, where the parameter does not take text.
-    Anything else as it is."""
-    if (
-        not isinstance(value, str)
-        or field is None
-        or value[:1] not in "[{"
-        or "str" in str(field.annotation).split("[")[0]
-    ):
+def _from_json_text(value: Any) -> Any:
+    """What a text holds that is the JSON of a list or an object; anything else as it is."""
+    if not isinstance(value, str) or value[:1] not in ("[", "{"):
         return value
     try:
         return json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return value
 
 
@@ -790,7 +890,7 @@ def _kind_of(value: Any) -> str:
     return _KINDS.get(type(value), type(value).__name__)
 
 
-def _explain(name: str, error: ValidationError, model: type[BaseModel]) -> str:
+def _explain(name: str, error: "pydantic.ValidationError", model: "type[pydantic.BaseModel]") -> str:
     """One line a field: its name, what was wanted, what came."""
     lines = []
     for problem in error.errors()[:5]:
@@ -864,11 +964,12 @@ class Registry:
         return lambda: self._run(tool, values, notes)
 
     def _run(self, tool: Tool, values: dict, notes: list[str]) -> ToolResult:
-        result = ToolResult("")
         try:
             value = tool.function(self.root, **values) if tool.takes_root else tool.function(**values)
-            result.text = "\n".join([as_text(value), *(f"[{note}]" for note in notes)])
-            result.changed = (values[tool.changes],) if tool.changes else ()
+            result = value if isinstance(value, ToolResult) else ToolResult(as_text(value))
+            result.text = "\n".join([result.text, *(f"[{note}]" for note in notes)])
+            if tool.changes in values:
+                result.changed = (values[tool.changes],)
         except ToolError as error:
             result = ToolResult(str(error), True, ends_run=error.ends_run)
         except Exception as error:
@@ -882,19 +983,30 @@ class Registry:
 def as_text(value: Any) -> str:
     """Any result as text for the model: text as it is, bytes decoded, the rest as JSON. Paths and dates
     become text inside it."""
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
+    if value is None or isinstance(value, str):
+        return value or ""
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
-    if isinstance(value, BaseModel):
-        value = value.model_dump(mode="json")
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = dataclasses.asdict(value)
-    elif isinstance(value, set | frozenset):
-        value = sorted(value, key=str)
-    return json.dumps(mend(value), ensure_ascii=False, default=str)
+    try:
+        return json.dumps(mend(_plain(value)), ensure_ascii=False, default=str)
+    except (ValueError, TypeError, RecursionError):
+        return repr(value)
+
+
+def _plain(value: Any) -> Any:
+    """The value in terms of JSON: sets as sorted lists, objects as dictionaries, keys as text."""
+    if isinstance(value, pydantic.BaseModel):
+        return value.model_dump(mode="json")
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        fine = str | int | float | None
+        return {key if isinstance(key, fine) else str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, set | frozenset):
+        return [_plain(item) for item in sorted(value, key=str)]
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
 
 # %% ../nbs/01_tools.ipynb #tools-names-code
 READ_ONLY = {"read_file", "list_dir", "search"}

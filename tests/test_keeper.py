@@ -128,7 +128,7 @@ def test_no_wait_for_a_background_child():
     assert result.exit_code == 0 and result.output == "up\n" and result.seconds < 2 and result.note == "1 background process ended"
 
 
-@pytest.mark.skipif(not os.path.exists("/bin/bash"), reason="needs bash")
+@pytest.mark.skipif(not os.path.exists("/bin/bash"), reason="optional: needs bash")
 def test_output_of_a_short_background_child_is_not_lost():
     assert run_kept(["/bin/bash", "-c", "echo a > >(sleep 0.05; cat)"], Path("/"), 5).output == "a\n"
 
@@ -235,6 +235,7 @@ def test_keepers_go_when_idle_and_retire(monkeypatch):
     assert not keeper._POOL.everyone
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_forked_child_has_its_own_keepers():
     sh("true")
     child = os.fork()
@@ -249,7 +250,7 @@ def test_a_forked_child_has_its_own_keepers():
 @pytest.mark.parametrize("attack", ["kill -9 $PPID", "setsid sh -c 'kill -9 $0; sleep {w}' $PPID & sleep {w}"])
 def test_killed_keeper_is_no_result(attack, word):
     result = sh(f"sleep {word} & {attack.format(w=word)}; sleep {word}")
-    assert result.exit_code is None and "was killed" in result.not_run and not survivors(word)
+    assert result.exit_code is None and "keeper was killed" in result.not_run and not survivors(word)
 
 
 @linux_only
@@ -328,7 +329,7 @@ def test_cpu_limit(monkeypatch):
 
 
 @linux_only
-@pytest.mark.skipif(os.getuid() == 0, reason="the kernel does not limit root's processes")
+@pytest.mark.skipif(os.getuid() == 0, reason="optional: the kernel does not limit root's processes")
 def test_process_limit(word):
     result = sh(f"i=0; while [ $i -lt 1000 ]; do sleep {word} & i=$((i+1)); done", timeout=10)
     assert "fork" in result.output.lower() and not survivors(word)

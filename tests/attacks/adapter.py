@@ -1,44 +1,47 @@
-"""The project behind the suite's contract, one class for each fence. `python3 run.py --adapter adapter:Namespace`."""
+"""The project behind the suite's contract, one class for each fence: `python3 run.py --adapter adapter:Namespace`.
+
+HL_ADAPTER_PATH must hold the folder of the project (and, for another Python, the folder of its packages).
+"""
 import os
-import pathlib
+from pathlib import Path
 
 from core import Adapter
 
-from harnesslab import fences, tools
+from harnesslab import fences, sandbox, tools
 
 
 class Project(Adapter):
-    """Everything but the fence is the same; a call that the project does not offer (yet) is left unimplemented, and its cases are skipped."""
+    """Everything but the fence is the same. A call that the project does not offer is left unimplemented, and its cases are skipped."""
     refusals = (tools.ToolError, ValueError)
-
-    def make_fence(self):
-        raise NotImplementedError
 
     def setup(self):
         self.fence = self.make_fence()
 
     def safe_path(self, root, p):
-        return tools.safe_path(pathlib.Path(root), p)
+        return tools.safe_path(Path(root), p)
 
     def read_file(self, root, path, start=1, end=None):
-        return tools.read_file(pathlib.Path(root), path, start, end)
+        return tools.read_file(Path(root), path, start, end)
 
     def list_dir(self, root, path="."):
-        return tools.list_dir(pathlib.Path(root), path)
+        return tools.list_dir(Path(root), path)
 
     def search(self, root, pattern):
-        return tools.search(pathlib.Path(root), pattern)
+        return tools.search(Path(root), pattern)
 
     def edit_file(self, root, path, old, new):
-        result = tools.edit_file(pathlib.Path(root), path, old, new)
+        result = tools.edit_file(Path(root), path, old, new)
         return getattr(result, "text", result)
 
     def run_command(self, root, cmd, timeout=30):
-        result = self.fence.run(pathlib.Path(root), cmd, timeout)
-        if result.not_run is not None:
-            return f"NOT RUN: {result.not_run}"
-        first = f"TIMEOUT after {timeout}s" if result.timed_out else f"exit code {result.exit_code}"
-        return tools.clip(f"{first}\n{result.output}")
+        return sandbox.run_command(Path(root), cmd, timeout, fence=self.fence)
+
+    def permit(self, name, args, mode="no", allowlist=()):
+        """The suite's mode "allowlist" is our mode "no" with a list."""
+        return sandbox.permit(name, args, "no" if mode == "allowlist" else mode, allow=allowlist)
+
+    def execute(self, root, call, mode="no", allowlist=()):
+        return sandbox.execute(Path(root), call, "no" if mode == "allowlist" else mode, allow=allowlist, fence=self.fence)
 
 
 class Process(Project):
@@ -63,8 +66,8 @@ class Namespace(Project):
 
 
 class Container(Project):
-    """The image comes from HL_IMAGE, the engine's command line from HL_ENGINE."""
+    """HL_ENGINE is the engine's command line, HL_IMAGE the image."""
     name = "container"
 
     def make_fence(self):
-        return fences.ContainerFence(engine=os.environ.get("HL_ENGINE", "podman"), image=os.environ.get("HL_IMAGE", fences.IMAGE))
+        return fences.ContainerFence(engine=os.environ.get("HL_ENGINE") or "podman", image=os.environ.get("HL_IMAGE") or fences.IMAGE)
