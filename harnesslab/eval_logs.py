@@ -265,9 +265,8 @@ def _inspect_end(events: Events, sample: dict, about: dict, status: Any) -> None
         events.end(f"{limit} limit" if limit else "done", ended, about, answer=answer, scores=scores)
 
 # %% ../nbs/appendix/eval_logs.ipynb #eval-logs-load
-MAX_OBJECTS = 4_000_000
-"""Brackets that a JSON text may open. A text of 64 MiB with fewer takes less than about 1 GB when it is
-parsed."""
+MAX_OBJECTS = 3_000_000
+"Brackets that a JSON text may open. A text of 64 MiB with as many takes about 1 GB when it is parsed."
 
 
 def load_json(text: str) -> Any:

@@ -684,18 +684,28 @@ class Totals:
         self._prices = Prices(**facts["prices"]) if facts.get("prices") else None
         self.dollars = None if self._prices is None else 0.0
 
-    def _add_model_replied(self, payload: dict, event: dict) -> None:
+    def _spend(self, payload: dict) -> None:
+        """Tokens may be spent in three places: a model call, a summary of the history, a tool that asks a
+        model itself."""
         usage = Usage(**(payload.get("usage") or {}))
-        self.steps += 1
         self.usage = self.usage + usage
         if self._prices is not None:
             self.dollars = (self.dollars or 0.0) + self._prices.cost(usage)
+
+    def _add_model_replied(self, payload: dict, event: dict) -> None:
+        self.steps += 1
+        self._spend(payload)
         self.model_seconds += payload.get("seconds", 0.0)
         self.tries += payload.get("tries", 1)
         self.waits += payload.get("waits", 0.0)
 
+    def _add_history_edited(self, payload: dict, event: dict) -> None:
+        self._spend(payload)
+        self.model_seconds += payload.get("seconds", 0.0)
+
     def _add_tool_returned(self, payload: dict, event: dict) -> None:
         self.tool_calls += 1
+        self._spend(payload)
         self.tool_errors += bool(payload.get("is_error"))
         self.tool_seconds += payload.get("seconds", 0.0)
 
@@ -886,12 +896,13 @@ def _is_object(value: Any) -> bool:
 @dataclass
 class ToolResult:
     """What a tool hands back. `changed` names the files that a successful edit changed; `ends_run` is a
-    status, when no further call can work."""
+    status, when no further call can work; `usage` counts tokens that the tool itself spent on a model."""
 
     text: str
     is_error: bool = False
     changed: tuple[str, ...] = ()
     ends_run: str = ""
+    usage: Usage = Usage()
 
 
 TIME_IS_UP = "The run's time is up. Nothing is known about the effect of this call."
@@ -1057,11 +1068,12 @@ def _finish(
     if call.id in watch.nudged:
         text = f"{text}\n\n{NUDGE}"
     answers[call.id] = block = result_block(call.id, text, outcome.is_error)
-    _record_result(record, block, call.name, seconds, outcome.changed)
+    spent = {} if outcome.usage == Usage() else {"usage": asdict(outcome.usage)}
+    _record_result(record, block, call.name, seconds, outcome.changed, **spent)
 
 
 def _record_result(
-    record: "Recorder", block: dict, name: str = "", seconds: float = 0.0, changed: tuple = ()
+    record: "Recorder", block: dict, name: str = "", seconds: float = 0.0, changed: tuple = (), **spent: dict
 ) -> None:
     what = {
         "id": block["tool_use_id"],
@@ -1069,7 +1081,7 @@ def _record_result(
         "content": block["content"],
         "is_error": block["is_error"],
     }
-    record("tool_returned", **what, seconds=round(seconds, 6), changed=list(changed))
+    record("tool_returned", **what, seconds=round(seconds, 6), changed=list(changed), **spent)
 
 
 def _wait(future: Future, watch: Watch) -> tuple[ToolResult, float]:
@@ -1302,7 +1314,9 @@ def _ask(model: Any, history: History, watch: Watch, record: Recorder) -> Reply:
     record.step += 1
     record("model_called", max_tokens=watch.max_tokens, estimated_prompt=watch.next_prompt(history))
     try:
-        reply = model(history, watch.max_tokens, on_wait=lambda info: record("model_waited", **info))
+        reply = model(
+            history, watch.max_tokens, on_wait=lambda info: record(**{"type": "model_waited", **info})
+        )
         content, usage = list(reply.content), asdict(reply.usage)
     except Exception as error:  # a ModelError knows its status; whatever else a model raises is an api_error
         text = str(error) if hasattr(error, "http_status") else _as_result(error).text

@@ -36,11 +36,9 @@ from harnesslab.traces import (
     read_trace,
 )
 
-# %% ../nbs/appendix/stepper.ipynb #stepper-alias
-TraceLike = Trace | str | Path | list[dict]
-"What stands for a run everywhere here: a trace, the path of its file, or its events."
-
 # %% ../nbs/appendix/stepper.ipynb #stepper-visible
+TraceLike = Trace | str | Path | list[dict]  # what stands for a run here: itself, its file, or its events
+
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e"
     "\u2060-\u2069\ufeff\ud800-\udfff\U000e0000-\U000e007f]"
@@ -70,7 +68,7 @@ _CUT = (
 
 _HAS_CUT = re.compile(_CUT, re.MULTILINE)
 
-
+# %% ../nbs/appendix/stepper.ipynb #stepper-note
 def _note(event: dict, used: dict | None) -> str:
     """What an attached event has to say to the reader, or an empty text. `used`: the reply that the moment
     itself shows."""
@@ -141,7 +139,7 @@ def _before_next_call(moment: Moment, folded: Fold) -> bool:
         return False
     return moment.number == len(moments) or moments[moment.number].model_calls > row
 
-
+# %% ../nbs/appendix/stepper.ipynb #stepper-gate
 def _gate(moment: Moment) -> str:
     """What the gate said to this call: "allowed", "not allowed: why", or nothing."""
     for event in moment.attached:
@@ -217,7 +215,7 @@ def _call(call: ModelCall, prices: Prices, first_moment: int, cached_before: flo
         "ev": first_moment,
     }
 
-
+# %% ../nbs/appendix/stepper.ipynb #stepper-calls
 def _calls(folded: Fold, shown: int) -> list[dict]:
     """All model calls as data for the page, each with the moment that it led to."""
     rows: list[dict] = []
@@ -257,7 +255,7 @@ def _run(trace: Trace, prices: Prices | None, live: bool = False, can_stop: bool
         "calls": _calls(folded, MOST_EVENTS),
     }
 
-
+# %% ../nbs/appendix/stepper.ipynb #stepper-label
 def _label(trace: Trace) -> str:
     name = Path(trace.path).name if trace.path else ""
     run = trace.events[0].get("run") if trace.events else ""
@@ -296,7 +294,7 @@ def _facts(start: dict) -> Iterable[tuple[str, str]]:
         if value:
             yield name, _as_text(value)
 
-
+# %% ../nbs/appendix/stepper.ipynb #stepper-totals
 def _totals(folded: Fold, trace: Trace) -> Iterable[tuple[str, str]]:
     """The end of the story in numbers, all of them from the fold."""
     totals, usage = folded.totals, folded.totals.usage
@@ -334,7 +332,7 @@ def _align(a: Trace, b: Trace) -> dict:
         "setup": [_visible(name) for name in diff.setup],
     }
 
-
+# %% ../nbs/appendix/stepper.ipynb #stepper-page-data
 def page_data(
     trace: TraceLike,
     other: TraceLike | None = None,
@@ -370,8 +368,12 @@ def plain(trace: TraceLike, prices: Prices | None = None) -> str:
     lines = [f"{run['label']}: {run['status'] or 'no end recorded'}", *run["remarks"], ""]
     for number, event in enumerate(run["events"], start=1):
         lines += [_heading(number, event), *_indented(event), ""]
-    lines += [f"{name:<13} {value}" for name, value in run["totals"]]
-    return "\n".join(lines) + "\n"
+    lines.append("")
+    return "\n".join(lines) + _table(run["totals"]) + "\n"
+
+
+def _table(rows: list[list[str]]) -> str:
+    return "\n".join(f"{name:<13} {value}" for name, value in rows)
 
 
 def _heading(number: int, event: dict) -> str:
@@ -381,7 +383,7 @@ def _heading(number: int, event: dict) -> str:
     line = f"{number:>4} {word:<7} {event.get('n', '')}".rstrip()
     return f"{line}   [{', '.join(marks)}]" if marks else line
 
-
+# %% ../nbs/appendix/stepper.ipynb #stepper-contents
 def _indented(event: dict) -> Iterable[str]:
     """The content of an event, line by line, moved to the right."""
     for title, text in _contents(event):
@@ -425,6 +427,9 @@ def _static(page: dict) -> str:
         parts.insert(0, f"<p>Where the runs part: {html.escape(page['why'])}</p>")
     return f"<div>{''.join(parts)}</div>"
 
+# %% ../nbs/appendix/stepper.ipynb #stepper-static-run
+_PRE = '<pre style="font-family: monospace; margin-left: 1.5em">'
+
 
 def _static_run(run: dict, limit: int | None) -> str:
     """`limit`: characters of each text, or None for all of them."""
@@ -432,10 +437,9 @@ def _static_run(run: dict, limit: int | None) -> str:
     remarks = " · ".join(run["remarks"])
     cut = "" if limit is None else f"<p>This trace is long: each text is cut to {limit} characters here.</p>"
     events = "".join(_static_event(i, event, limit) for i, event in enumerate(run["events"], start=1))
-    cells = [[html.escape(text) for text in row] for row in run["totals"]]
-    rows = "".join(f"<tr><td>{name}</td><td>{value}</td></tr>" for name, value in cells)
+    totals = html.escape(_table(run["totals"]))
     title = f"<p><b>{html.escape(run['label'])}</b>: {html.escape(status)} · {html.escape(remarks)}</p>"
-    return f"{title}{cut}{events}<table>{rows}</table>"
+    return f"{title}{cut}{events}{_PRE}{totals}</pre>"
 
 
 def _static_event(number: int, event: dict, limit: int | None) -> str:
@@ -444,7 +448,7 @@ def _static_event(number: int, event: dict, limit: int | None) -> str:
     parts = []
     for title, text in _contents(event):
         kept = text if limit is None or len(text) <= limit else text[:limit] + " [...]"
-        parts.append((f"<b>{html.escape(title)}</b>" if title else "") + f"<pre>{html.escape(kept)}</pre>")
+        parts.append((f"<b>{html.escape(title)}</b>" if title else "") + f"{_PRE}{html.escape(kept)}</pre>")
     summary = f"{number} <b>{word}</b> {html.escape(event.get('n', ''))} {html.escape(shown)}"
     return f"<details><summary>{summary}</summary>{''.join(parts)}</details>"
 
@@ -464,7 +468,7 @@ def _asset(name: str) -> str:
 def _hash(text: str) -> str:
     return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii") + "'"
 
-
+# %% ../nbs/appendix/stepper.ipynb #stepper-frame
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -484,7 +488,7 @@ _PAGE = """<!DOCTYPE html>
 </html>
 """
 
-
+# %% ../nbs/appendix/stepper.ipynb #stepper-to-html
 def to_html(
     trace: TraceLike,
     path: str | Path,
@@ -539,7 +543,7 @@ def _widget_class() -> type:
 PATIENCE = 600.0
 "Seconds without news after which a trace is no longer followed."
 
-
+# %% ../nbs/appendix/stepper.ipynb #stepper-following
 class _Following:
     """A thread that calls `grown()` whenever a file has grown. `grown` returns whether to go on."""
 
@@ -686,7 +690,7 @@ def _running(source: Any, follow: bool | None, cancel: threading.Event | None) -
     fresh = time.time() - Path(path).stat().st_mtime < 60
     return Path(path) if (wanted or fresh) and read_trace(path).end is None else None
 
-
+# %% ../nbs/appendix/stepper.ipynb #stepper-sources
 def _sources(given: Any) -> list[tuple[str, Any]]:
     """(name, trace or path or events) of everything that the reader may choose from. A folder: its
     `.jsonl` files, the newest first."""

@@ -252,9 +252,12 @@ class _Conversation:
 def _blocks(message: dict) -> list[dict]:
     """The content of a message as a list of blocks, whichever of the two shapes it has."""
     content = message.get("content")
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}]
-    return [block for block in content or [] if isinstance(block, dict)]
+    return [{"type": "text", "text": content}] if isinstance(content, str) else _dicts(content)
+
+
+def _dicts(value: Any) -> list[dict]:
+    """The dictionaries of a list; none, if it is no list."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def _part(message: dict) -> str:
@@ -778,9 +781,9 @@ def _pieces(body: dict) -> list[tuple[str, bytes]]:
     """A request as the cache sees it: (where, bytes) of each piece, in the order in which it is read."""
     system = body.get("system") or []
     pieces = [("the model", encode_json(body.get("model")))]
-    pieces += [(f"tools[{i}]", _encoded(tool)) for i, tool in enumerate(body.get("tools") or [])]
+    pieces += [(f"tools[{i}]", _encoded(tool)) for i, tool in enumerate(_dicts(body.get("tools")))]
     pieces += [("the system prompt", _encoded(block)) for block in _blocks({"content": system})]
-    for i, message in enumerate(body.get("messages") or []):
+    for i, message in enumerate(_dicts(body.get("messages"))):
         for j, block in enumerate(_blocks(message)):
             pieces.append((f"messages[{i}].content[{j}]", _encoded({"role": message.get("role"), **block})))
     return pieces
@@ -829,7 +832,7 @@ def _cause(where: str, left: bytes, right: bytes, a: dict, b: dict) -> str:
     if where == "the model":
         return "another model was asked, and every model has its own cache"
     if where.startswith("tools"):
-        names, now = ([tool.get("name") for tool in body.get("tools") or []] for body in (a, b))
+        names, now = ([str(tool.get("name")) for tool in _dicts(body.get("tools"))] for body in (a, b))
         if names != now and sorted(names) == sorted(now):
             return "the tools came in another order"
         changed = set(names) ^ set(now)
