@@ -30,7 +30,9 @@ PART_COLOURS = dict(zip(PARTS, [COLOURS[name] for name in ("black", "purple", "o
 
 
 def use(renderer: str = "svg") -> None:
-    """How charts are shown from now on: "svg", a still picture, or "interactive", with zoom and hover. Both
+    """How charts are shown from now on: "svg", a still picture, or "interactive", where hovering shows
+    numbers
+    (and, for a chart to which you add `.interactive()`, the wheel zooms). Both
     work without a network.
 
     Interactive charts need anywidget, take about 5 s at first, and add about 1 MB each to a saved notebook.
@@ -79,12 +81,13 @@ def _lines(
     names = list(styles)
     colour = alt.Scale(domain=names, range=[COLOURS[styles[name][0]] for name in names])
     dash = alt.Scale(domain=names, range=[styles[name][1] for name in names])
+    axis = alt.Axis(tickMinStep=1, tickCount=10, grid=False, labelOverlap="greedy", labelSeparation=12)
     legend = alt.Legend(title=None, orient="top-left", labelLimit=400, symbolStrokeWidth=2, symbolSize=300)
     return (
         alt.Chart(_frame(rows), title=title, width=560, height=260)
         .mark_line(strokeWidth=2)
         .encode(
-            x=alt.X(f"{x[0]}:Q", title=x[1], axis=alt.Axis(tickMinStep=1, grid=False)),
+            x=alt.X(f"{x[0]}:Q", title=x[1], axis=axis, scale=alt.Scale(nice=False, zero=True)),
             y=alt.Y(f"{y[0]}:Q", title=y[1]),
             color=alt.Color("kind:N", scale=colour, legend=legend),
             strokeDash=alt.StrokeDash("kind:N", scale=dash, legend=legend),

@@ -10,21 +10,26 @@ import argparse
 import contextlib
 import os
 import platform
+import pydoc
 import shutil
 import signal
 import sys
 import threading
 import time
+import webbrowser
 from pathlib import Path
 from typing import Any, Callable
 
 from . import __version__
 from .fake_api import FakeApi
 from .fences import choose_fence, describe
+from .formats import open_trace
 from .loop import Limits, Run, UsageError
 from .providers import AnthropicModel, check_reachable, connect
 from .sandbox import make_redactor, run_agent, visible
 from .scripted import POLICIES, make_repo, scripted_api
+from .stepper import plain, to_html
+from .traces import Trace
 
 # %% ../nbs/appendix/cli.ipynb #cli-live-code
 class LiveLines:
@@ -224,6 +229,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if run.answer:
         print("\n" + visible(lines.redact(run.answer)))
     print("\n" + summary(run, trace))
+    if arguments.html:
+        print(f"{'page':<13} {_write_page([open_trace(trace)], trace.with_suffix('.html'))}")
     return {"done": 0, "interrupted": 130}.get(run.status, 1)
 
 
@@ -236,6 +243,30 @@ def _opening(arguments: argparse.Namespace, model: AnthropicModel) -> str:
         have = "a key is set, but no model" if os.environ.get("ANTHROPIC_API_KEY") else "no model is set"
         why = f" ({have}: set AGENT_MODEL and ANTHROPIC_API_KEY for a real one)"
     return f"model: {model.facts.name}, a scripted model behind the strict local API{why}"
+
+# %% ../nbs/appendix/cli.ipynb #cli-view-code
+def _view(arguments: argparse.Namespace) -> int:
+    traces = [open_trace(path) for path in arguments.traces]
+    if len(traces) > 2:
+        raise UsageError("One trace can be shown, or two side by side: name one or two files.")
+    if arguments.plain:
+        text = "\n\n".join(plain(trace) for trace in traces)
+        pydoc.pager(text) if sys.stdout.isatty() else print(text)
+        return 0
+    page = _write_page(traces, Path(arguments.out or f"{arguments.traces[0].rstrip('/')}.html"))
+    print(page)
+    if not arguments.no_open:
+        webbrowser.open(page.resolve().as_uri())
+    return 0
+
+
+def _write_page(traces: list[Trace], path: Path) -> Path:
+    try:
+        return to_html(traces[0], path, *traces[1:])
+    except OSError as error:
+        raise UsageError(
+            f"The page cannot be written to {path} ({error.strerror}): choose another place with --out."
+        ) from None
 
 # %% ../nbs/appendix/cli.ipynb #cli-others-code
 def _make_repo(arguments: argparse.Namespace) -> int:
@@ -350,6 +381,7 @@ def make_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="allow --mode yes on the process fence, which does not keep commands inside the repo",
     )
+    run.add_argument("--html", action="store_true", help="also write the trace as one HTML page beside it")
     run.add_argument(
         "--trace", metavar="PATH", help="where the trace goes (default: a new file in your state folder)"
     )
@@ -380,6 +412,19 @@ def make_parser() -> argparse.ArgumentParser:
     )
     repo.add_argument("folder", help="a folder that does not exist yet, or is empty")
     repo.set_defaults(do=_make_repo)
+
+    view = commands.add_parser(
+        "view",
+        help="look at a trace, step by step",
+        description="Write a trace as one offline HTML page and open it; two traces: side by side.",
+    )
+    view.add_argument(
+        "traces", nargs="+", metavar="TRACE", help="a trace of ours or of another tool; two to compare"
+    )
+    view.add_argument("--plain", action="store_true", help="print text to a pager instead")
+    view.add_argument("--out", metavar="PATH", help="where the page goes (default: beside the trace)")
+    view.add_argument("--no-open", action="store_true", help="only write the page")
+    view.set_defaults(do=_view)
 
     doctor = commands.add_parser(
         "doctor",

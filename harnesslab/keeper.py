@@ -124,8 +124,8 @@ def _looks_binary(data: bytes) -> bool:
     return len(odd) > 0.3 * len(sample)
 
 # %% ../nbs/appendix/keeper.ipynb #keeper-environment
-QUIET = {"EDITOR": "true", "VISUAL": "true", "GIT_EDITOR": "true", "PAGER": "cat", "GIT_PAGER": "cat", "TERM": "dumb",
-         "GIT_TERMINAL_PROMPT": "0", "GIT_CONFIG_NOSYSTEM": "1", "PYTHONDONTWRITEBYTECODE": "1",
+QUIET = {"EDITOR": "true", "VISUAL": "true", "GIT_EDITOR": "true", "PAGER": "cat", "GIT_PAGER": "cat",
+         "TERM": "dumb", "PYTHONDONTWRITEBYTECODE": "1", "GIT_TERMINAL_PROMPT": "0", "GIT_CONFIG_NOSYSTEM": "1",
          "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}
 
 

@@ -570,6 +570,10 @@ class History:
                 "Send the call again with an object."
             )
             arguments = {}
+        try:
+            mend(arguments)
+        except RecursionError:
+            problems[legal], arguments = "The arguments are nested too deeply. Nothing was run.", {}
         legal_name = re.sub(r"[^a-zA-Z0-9_-]", "_", str(name or "unnamed"))[:128]
         if (legal, legal_name) == (given, name) and legal not in problems:
             return block
@@ -741,8 +745,8 @@ class Totals:
 
 # %% ../nbs/00_loop.ipynb #loop-watch
 NUDGE = (
-    "[harness] This exact call has been made several times in this run, and nothing has changed in between. "
-    "It will not give a new result, and the run ends if it goes on. Take a different step."
+    "[harness] This exact call has been made several times in this run. It will hardly give a new result, "
+    "and the run ends if it goes on. Take a different step."
 )
 CALL_AS_TEXT = (
     "[harness] The last message described a tool call in words, so nothing was run. "
@@ -759,7 +763,7 @@ class Watch:
 
     def __init__(self, limits: Limits, facts: ModelFacts, totals: Totals, tool_names: set[str] = frozenset()):
         self.limits, self.facts, self.totals, self.tool_names = limits, facts, totals, tool_names
-        self.max_tokens = min(limits.max_tokens, facts.max_output)
+        self.max_tokens = min(limits.max_tokens, facts.max_output, max(1, facts.window // 4))
         self.stop = ""  # a decision made while calls were running
         self.grace_ends: float | None = None  # monotonic time at which nobody waits for tools any more
         self.nudged: set[str] = set()  # ids of calls whose result carries the nudge

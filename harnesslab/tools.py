@@ -9,7 +9,6 @@ __all__ = ['MAX_OUT', 'MAX_FILES', 'SKIPPED_FOLDERS', 'MAX_LINES', 'MAX_LINE', '
 
 # %% ../nbs/01_tools.ipynb #tools-imports
 import ast
-import bisect
 import codecs
 import contextlib
 import dataclasses
@@ -484,13 +483,18 @@ def _check_searchable(root: Path, path: str) -> None:
         return
 
 
+_NOTICE = re.compile(
+    rb"\A(?:[^\n]*: (?:WARNING: stopped searching binary file|binary file matches)[^\n]*\n)+"
+)  # what ripgrep says of a binary file, between the matches
+
+
 def _whole_matches(data: bytes) -> tuple[list[tuple[str, int, str]], bytes]:
     """(the matches that are whole, the bytes that are left). A record is path, NUL, line number, colon,
     text, line break; the path may
     hold line breaks itself."""
     matches, at = [], 0
     while (nul := data.find(b"\0", at)) >= 0 and (end := data.find(b"\n", nul)) >= 0:
-        if match := _match(data[at:end]):
+        if match := _match(_NOTICE.sub(b"", data[at:end])):
             matches.append(match)
         at = end + 1
     return matches, data[at:]
@@ -571,38 +575,42 @@ def _read_for_edit(root: Path, path: str) -> tuple[str, os.stat_result]:
 def _find_once(path: str, text: str, old: str, errors: str) -> tuple[int, int]:
     """(start, end) of the only occurrence of `old`. Overlapping ones count; line ends of either kind match
     each other."""
-    spans = _spans(text, old)
+    plain, wanted = text.replace("\r\n", "\n"), old.replace("\r\n", "\n")
+    spans = _spans(plain, wanted)
     if len(spans) == 1:
-        return spans[0]
+        return _place(text, spans[0]), _place(text, spans[0] + len(wanted))
     many = f"more than {_MANY:,}" if len(spans) > _MANY else str(len(spans))
     message = f"old text found {many} times in {_show(path)}"
     if errors == "v1":
         raise ToolError(message)
     if spans:
-        lines = [text.count("\n", 0, start) + 1 for start, _ in spans[:20]]
+        lines = ", ".join(str(plain.count("\n", 0, start) + 1) for start in spans[:20])
         raise ToolError(
-            f"{message}, at lines "
-            f"{', '.join(map(str, lines))}{' and more' if len(spans) > 20 else ''}. Nothing was "
-            "changed. "
+            f"{message}, at lines {lines}{' and more' if len(spans) > 20 else ''}. Nothing was changed. "
             "Add the line before or after, so that the text is found exactly once."
         )
     raise ToolError(f"{message}. Nothing was changed.{_closest(text, old)}")
 
 
-def _spans(text: str, old: str) -> list[tuple[int, int]]:
-    """(start, end) of every occurrence, overlapping ones too, at most one more than `_MANY`. Both kinds of
-    line ends
-    count as equal: the search is done without carriage returns, and the places are counted back."""
-    returns = [
-        m.start() - i for i, m in enumerate(re.finditer("\r\n", text))
-    ]  # where "\n" stands without them
-    plain, wanted = text.replace("\r\n", "\n"), old.replace("\r\n", "\n")
+def _spans(plain: str, wanted: str) -> list[int]:
+    """Where `wanted` begins, overlapping occurrences too; at most one more than `_MANY`."""
     spans, at = [], plain.find(wanted)
     while at >= 0 and len(spans) <= _MANY:
-        end = at + len(wanted)
-        spans.append((at + bisect.bisect_left(returns, at), end + bisect.bisect_left(returns, end)))
+        spans.append(at)
         at = plain.find(wanted, at + 1)
     return spans
+
+
+def _place(text: str, at: int) -> int:
+    """Where character `at` of the text without carriage returns stands in the text itself."""
+    low, high = at, len(text)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if middle - text.count("\r\n", 0, middle) <= at:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 _MANY = 1_000
@@ -831,7 +839,8 @@ def _arguments_model(name: str, parameters: dict[str, inspect.Parameter]) -> "ty
             or parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         ):
             raise UsageError(
-                f"The tool {name} cannot have the parameter {parameter.name}: each needs a type and a plain name."
+                f"The tool {name} cannot have the parameter {parameter.name}: each needs a type and a "
+                "plain name."
             )
         default = ... if parameter.default is inspect.Parameter.empty else parameter.default
         annotation, text = parameter.annotation, None
@@ -975,8 +984,9 @@ class Registry:
         except Exception as error:
             result = ToolResult(f"{type(error).__name__}: {error}", True)
         result.text = clip(self._redact(result.text), self.limit)
-        if words := self._after_result():
-            result.text += f"\n\n{words}"
+        with contextlib.suppress(Exception):  # a finished result is not lost for words that come after it
+            if words := self._after_result():
+                result.text += f"\n\n{words}"
         return result
 
 

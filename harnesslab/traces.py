@@ -753,10 +753,8 @@ class Break:
 
     def __str__(self) -> str:
         money = "" if self.dollars is None else f", about ${self.dollars:.5f}"
-        return (
-            f"request {self.request} parts from the one before at byte {self.byte:,}, in {self.where}: "
-            f"{self.cause}. Lost: about {self.lost_tokens:,} tokens{money}."
-        )
+        where = f"request {self.request}, byte {self.byte:,} ({self.where})"
+        return f"{where}: {self.cause}. Lost: about {self.lost_tokens:,} tokens{money}."
 
 
 def check_prefix(source: "Trace | str | Path | list[bytes]", prices: Prices | None = None) -> list[Break]:
@@ -863,9 +861,10 @@ def _clock_only(left: bytes, right: bytes) -> bool:
 
 # %% ../nbs/03_traces.ipynb #traces-bill-code
 def predict_input(fixed: float, per_step: float, calls: int) -> float:
-    """Input tokens billed over a run: n S + d n (n - 1) / 2. `fixed`: S, the first prompt. `per_step`: d,
-    what
-    each step adds to it. `calls`: n."""
+    """Input tokens billed over a run: n S + d n (n - 1) / 2.
+
+    `fixed`: S, the first prompt. `per_step`: d, what each step adds to it. `calls`: n.
+    """
     return calls * fixed + per_step * calls * (calls - 1) / 2
 
 

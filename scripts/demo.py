@@ -9,4 +9,4 @@ from harnesslab.scripted import WALKTHROUGH_TASK, make_repo
 with tempfile.TemporaryDirectory(prefix="harnesslab-demo-") as folder:
     repo = make_repo(Path(folder) / "wordcount")
     # --i-know: the repo is a copy that is thrown away, so the weakest fence will do where no other works.
-    sys.exit(main(["run", str(repo), WALKTHROUGH_TASK, "--model", "scripted/walkthrough", "--mode", "yes", "--i-know"]))
+    sys.exit(main(["run", str(repo), WALKTHROUGH_TASK, "--model", "scripted/walkthrough", "--mode", "yes", "--i-know", "--html"]))

@@ -152,7 +152,7 @@ def test_write_outside(walled, repo, command):
 
 
 @pytest.mark.parametrize("command", ["cat ../outside/secret", "cat {outside}/secret", "ln {outside}/secret hard; cat hard", "ln -s {outside}/secret soft; cat soft",
-                                     "cat /proc/self/root{outside}/secret", "cat /proc/$PPID/cwd{outside}/secret", "cp -r ../outside copy; cat copy/secret"])
+                                     "cat /proc/self/root{outside}/secret", "cat /proc/$PPID/root{outside}/secret", "cp -r ../outside copy; cat copy/secret"])
 def test_read_outside(walled, repo, command):
     command = command.format(outside=repo.parent / "outside")
     assert "the-secret" in ProcessFence().run(repo, command).output

@@ -1,4 +1,5 @@
 """The loop under attack: whatever a model, a tool, a gate, a sink or a person does, the run ends with a status and the history stays good."""
+import contextvars
 import json
 import os
 import signal
@@ -215,6 +216,30 @@ def test_what_is_stored_is_what_was_sent():
     assert run(None, history=loaded, model=offline(lambda body: [say("yes")])).answer == "yes"
 
 
+@pytest.mark.parametrize("id", ["call_0", "", None])
+def test_ids_stay_unique_after_loading(id):
+    finished = run(None, model=Mute([{**use("look", key=1), "id": id}], [say("done")]))
+    loaded = History(finished.history.messages, "", finished.history.tools)
+    loaded.add_user("Again.")
+    assert_goes_on(run(None, history=loaded, model=Mute([{**use("look", key=2), "id": id}], [say("done")])))
+
+
+def test_a_history_that_was_cut_short_is_completed():
+    history = History([{"role": "user", "content": "x"}, {"role": "assistant", "content": [use("look", "a"), use("look", "b")]}], "", registry().definitions)
+    history.add_user("Go on.")
+    assert_taken(history)
+    history = History([{"role": "user", "content": "x"}, {"role": "assistant", "content": [use("look", "a"), use("look", "b")]}], "", registry().definitions)
+    assert run(["x", "done"], history=history).status == "done"
+
+
+@pytest.mark.parametrize("text", ["", "  \n"])
+def test_no_words_are_no_message(text):
+    with pytest.raises(UsageError):
+        History(text)
+    with pytest.raises(UsageError):
+        History("x").add_user(text)
+
+
 class Odd(Exception):
     pass
 
@@ -248,6 +273,18 @@ def test_endless_recursion_in_a_tool_is_a_result():
         return dig(key + 1)
     finished = run([[call("dig")], "done"], registry(dig))
     assert "RecursionError" in results_of(finished.history)[0]["content"] and finished.status == "done"
+
+
+def test_an_exception_that_cannot_be_told():
+    class Mum(Exception):
+        def __str__(self):
+            raise self
+
+    def tool() -> str:
+        """Tool."""
+        raise Mum()
+    finished = run([[call("tool")], "done"], registry(tool), Limits(wall_seconds=3))
+    assert finished.status == "done" and "Mum" in results_of(finished.history)[0]["content"] and finished["seconds"] < 1
 
 
 def test_unknown_tool_is_told_what_there_is():
@@ -321,6 +358,17 @@ def test_bytes_of_a_surrogate_in_a_file_do_not_end_a_session(tmp_path):
     finished = run([[call("read_file", path="odd.txt")], "done"], Registry(tmp_path, file_tools()))
     assert "\ufffd" in results_of(finished.history)[0]["content"] and finished.status == "done"
     assert_goes_on(finished)
+
+
+def test_tools_see_no_lone_surrogates():
+    seen = []
+
+    def note(key: object) -> str:
+        """Note."""
+        seen.append(key)
+        return "x"
+    run(None, registry(note), model=Mute([use("note", key=["\ud99c", {"\ud99c": 1}])], [say("done")]))
+    assert seen == [["\ufffd", {"\ufffd": 1}]]
 
 
 @pytest.mark.parametrize("depth", [50, 400, 900])
@@ -430,6 +478,11 @@ def test_failing_and_unknown_calls_are_counted_too():
         assert (finished.status, finished["steps"]) == ("repeat", 5)
 
 
+def test_malformed_calls_are_repeats_too():
+    finished = run(None, model=Mute(*[[{**use("look"), "input": "nope"}]] * 9, [say("x")]))
+    assert (finished.status, finished["steps"]) == ("repeat", 5)
+
+
 def test_order_of_arguments_does_not_hide_a_repeat():
     def two(a: int, b: int) -> str:
         """Two."""
@@ -507,6 +560,23 @@ def test_a_call_in_words_is_told_once(text):
 @pytest.mark.parametrize("text", NO_CALL)
 def test_an_answer_is_no_call(text):
     assert not looks_like_call(text, {"look"})
+
+
+@pytest.mark.parametrize("text", ["The parser in parse.py looks for `<tool_call>` tags.", "It matches <invoke and <function= in the prompt.", '{"name": "Anna", "input": "5 apples"}', "```html\n<tool_call>\n```\nis what the template writes."])
+def test_talk_about_calls_is_no_call(text):
+    assert not looks_like_call(text, {"look"})
+
+
+@pytest.mark.parametrize("text", ['I will look at it.\n```json\n{"name": "look", "arguments": {"key": 1}}\n```', 'Let me see.\n<tool_call>{"name": "look"}</tool_call>', '```json\n{"name": "look", "arguments": {"key": 1}}\n```\nI wait for the result.', 'First:\n\n{"name": "look", "arguments": {"key": 1}}'])
+def test_a_call_in_words_with_words_around_it(text):
+    assert looks_like_call(text, {"look"})
+
+
+@pytest.mark.parametrize("text", ["```" + "\n" * 40_000 + "x", "```\n" + " " * 40_000 + "x", "```" + " \n" * 40_000, "look(" * 40_000, "<" * 100_000, " " * 100_000 + "x"])
+def test_reading_an_answer_is_quick(text):
+    began = time.monotonic()
+    looks_like_call(text, {"look"})
+    assert time.monotonic() - began < 0.5
 
 
 # ------------------------------------------------------------------ at the same time, and in order
@@ -608,6 +678,19 @@ def test_a_no_of_the_gate_is_data(gate):
     assert_goes_on(finished)
 
 
+@pytest.mark.parametrize("where", ["gate", "model"])
+def test_exit_in_a_gate_or_a_model(where):
+    """It may end the program, but it leaves a good history behind."""
+    tools = registry()
+    history = History("The task.", "", tools.definitions)
+    model = Mute([use("change")], SystemExit(1) if where == "model" else [say("done")])
+    try:
+        run_loop(history, model, tools, gate=raises(SystemExit(1)) if where == "gate" else lambda name, arguments: True)
+    except SystemExit:
+        pass
+    assert_taken(history)
+
+
 # ------------------------------------------------------------------ interrupts
 def interrupting(key: object = None) -> str:
     """Press Ctrl-C."""
@@ -655,6 +738,61 @@ def test_interrupt_in_the_sink_at_every_event():
         assert_taken(history)
 
 
+class Press:
+    """Raises KeyboardInterrupt at the nth line that runs in the loop's module, as Ctrl-C may."""
+
+    def __init__(self, nth):
+        self.left, self.where = nth, None
+
+    def __call__(self, frame, event, arg):
+        return self.line if frame.f_code.co_filename == loop.__file__ else None
+
+    def line(self, frame, event, arg):
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                sys.settrace(None)
+                self.where = f"{frame.f_code.co_name}, line {frame.f_lineno}"
+                raise KeyboardInterrupt
+        return self.line
+
+
+def interrupted_at(nth):
+    """(where it was interrupted, or None; what was wrong afterwards, or "")."""
+    press, events, tools = Press(nth), [], registry()
+    history = History("The task.", "", tools.definitions)
+    model = Mute([use("look", "a", key=1), use("look", "b", key=2), use("change", "c", key=3)], [say("x"), use("look", "d")], [say("done")])
+    before = sys.gettrace()
+    sys.settrace(press)
+    try:
+        contextvars.copy_context().run(run_loop, history, model, tools, sink=events.append)
+    except KeyboardInterrupt:
+        pass
+    except Exception as error:
+        return press.where, f"raised {error!r}"
+    finally:
+        sys.settrace(before)
+    if messages_of(history) != history.messages:
+        return press.where, "bytes and messages differ"
+    back = [event["payload"]["id"] for event in events if event["type"] == "tool_returned"]
+    if len(back) != len(set(back)):
+        return press.where, "a call came back twice in the trace"
+    try:
+        assert_taken(history)
+    except Exception as error:
+        return press.where, str(error)
+    return press.where, ""
+
+
+def test_interrupt_at_every_line_of_the_loop():
+    nth, problems = 0, []
+    while nth == 0 or where:
+        nth += 1
+        where, problem = interrupted_at(nth)
+        problems += [(where, problem)] if problem else []
+    assert nth > 500 and problems == []
+
+
 def test_stop_from_another_thread_ends_tools_that_listen():
     cancel = threading.Event()
     threading.Timer(0.2, cancel.set).start()
@@ -671,14 +809,45 @@ def deaf(seconds: float = 30) -> str:
     return "slept"
 
 
-def test_stop_does_not_wait_for_a_tool_that_is_deaf():
+def test_stop_does_not_wait_for_a_tool_that_is_deaf(monkeypatch):
+    monkeypatch.setattr(loop, "GRACE", 0.4)
     cancel = threading.Event()
     threading.Timer(0.2, cancel.set).start()
     began = time.monotonic()
-    finished = run([[call("deaf", seconds=8)], "never"], registry(deaf), cancel=cancel)
-    assert finished.status == "interrupted" and time.monotonic() - began < loop.GRACE + 1.5
+    finished = run([[call("deaf", seconds=4)], "never"], registry(deaf), cancel=cancel)
+    assert finished.status == "interrupted" and time.monotonic() - began < 2
     assert results_of(finished.history)[0]["content"] == INTERRUPTED
     assert_goes_on(finished)
+
+
+def test_stop_gives_one_grace_to_all(monkeypatch):
+    monkeypatch.setattr(loop, "GRACE", 0.4)
+    cancel = threading.Event()
+    threading.Timer(0.2, cancel.set).start()
+    began = time.monotonic()
+    run([[call("deaf", seconds=3 + number / 100) for number in range(4)], "x"], registry(Tool(deaf, read_only=True)), cancel=cancel)
+    assert time.monotonic() - began < 1.8
+
+
+def test_stop_reaches_a_run_inside_a_run():
+    asked = []
+
+    def model(history, max_tokens, on_wait=None):
+        asked.append(time.monotonic())
+        time.sleep(0.05)
+        return Reply([use("look", key=len(asked))], "tool_use", Usage(1))
+    model.facts = ModelFacts("inner")
+
+    def inner() -> str:
+        """Start a run of its own."""
+        return run(None, limits=Limits(max_steps=500), model=model).status
+    cancel = threading.Event()
+    threading.Timer(0.3, cancel.set).start()
+    finished = run([[call("inner")], "x"], registry(inner), cancel=cancel)
+    ended = time.monotonic()
+    assert finished.status == "interrupted" and results_of(finished.history)[0]["content"] == "interrupted"
+    time.sleep(0.2)
+    assert max(asked) < ended
 
 
 SIGINT_SCRIPT = """
@@ -763,11 +932,29 @@ def test_deadline_cuts_into_a_tool():
     assert_goes_on(finished)
 
 
-def test_deadline_does_not_wait_for_a_deaf_tool():
+def test_deadline_does_not_wait_for_a_deaf_tool(monkeypatch):
+    monkeypatch.setattr(loop, "GRACE", 0.4)
     began = time.monotonic()
-    finished = run([[call("deaf", seconds=8)], "never"], registry(deaf), Limits(wall_seconds=0.3))
-    assert finished.status == "wall_clock" and time.monotonic() - began < 0.3 + loop.GRACE + 1.0
+    finished = run([[call("deaf", seconds=4)], "never"], registry(deaf), Limits(wall_seconds=0.3))
+    assert finished.status == "wall_clock" and time.monotonic() - began < 2
     assert "time is up" in results_of(finished.history)[0]["content"]
+    assert_goes_on(finished)
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_deadline_starts_no_more_calls_and_gives_one_grace(read_only, monkeypatch):
+    monkeypatch.setattr(loop, "GRACE", 0.4)
+    started = []
+
+    def note(number: int) -> str:
+        """Note, and sleep."""
+        started.append(number)
+        time.sleep(3)
+        return "x"
+    began = time.monotonic()
+    finished = run([[call("note", number=number) for number in range(4)], "x"], registry(Tool(note, read_only=read_only)), Limits(wall_seconds=0.2))
+    assert finished.status == "wall_clock" and time.monotonic() - began < 1.8
+    assert len(started) == (4 if read_only else 1) and [block["is_error"] for block in results_of(finished.history)] == [True] * 4
 
 
 def test_tools_see_the_clock_of_the_run():
@@ -851,6 +1038,39 @@ def test_full_disk_does_not_end_a_run():
     with EventLog("/dev/full") as log:
         finished = run([[call("look", key=1)], "done"], sink=log)
     assert finished.status == "done" and finished["events_lost"] > 0
+
+
+FULL_SCRIPT = """
+    import resource
+    from harnesslab.loop import EventLog
+    log = EventLog({path!r})
+    log({{"a": "x" * 50}})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (80, hard))
+    for _ in range(2):
+        try:
+            log({{"b": "y" * 50}})
+        except OSError:
+            print("told")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    log({{"c": 1}})
+"""
+
+
+def test_a_line_cut_by_a_full_disk_does_not_swallow_the_next(tmp_path):
+    """The disk takes half a line, then nothing, then has room again."""
+    path = tmp_path / "trace.jsonl"
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(FULL_SCRIPT).format(path=str(path))], cwd=PROJECT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["told", "told"], done.stderr
+    lines = path.read_text().split("\n")
+    assert json.loads(lines[0]) and json.loads(lines[-2]) == {"c": 1}
+
+
+@pytest.mark.parametrize("path", ["a\0b", "\ud99c", ""])
+def test_a_trace_path_that_is_none(tmp_path, path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="choose another path"):
+        EventLog(path)
 
 
 def test_closed_log_loses_events_not_the_run(tmp_path):
@@ -938,6 +1158,22 @@ def test_totals_take_events_that_lack_fields():
             totals.as_dict()
 
 
+def test_totals_take_events_with_odd_fields():
+    events, broken = [], set()
+    run([[call("look", key=1)], "done"], events=events, name="claude-haiku-4-5")
+    for number, event in enumerate(events):
+        for field in event["payload"]:
+            for odd in (None, 5, "x", [], {}, {"fresh": "x"}, {"new": 1}):
+                totals = Totals()
+                try:
+                    for other, whole in enumerate(events):
+                        totals.add({**whole, "payload": {**whole["payload"], field: odd}} if other == number else whole)
+                    totals.as_dict()
+                except Exception as error:
+                    broken.add((event["type"], field, type(error).__name__))
+    assert broken == set()
+
+
 # ------------------------------------------------------------------ prices
 @given(*[st.integers(0, 10**7)] * 4)
 def test_each_token_is_priced_once(fresh, read, write, output):
@@ -957,6 +1193,23 @@ def test_a_model_that_raises_ends_the_run_with_a_status(failure):
     assert_goes_on(finished)
 
 
+ODD_REPLIES = [Reply([{"type": "text", "text": 5}], "end_turn"), Reply([{"type": "text", "text": None}], "end_turn"), Reply(None, "end_turn"), Reply([{"text": "x"}], "end_turn"),
+               Reply([{"type": "text", "text": ["x"]}, use("look")], "tool_use"), None, "text"]
+
+
+@pytest.mark.parametrize("reply", ODD_REPLIES)
+def test_replies_of_an_odd_shape(reply):
+    asked, events = [], []
+
+    def model(history, max_tokens, on_wait=None):
+        asked.append(1)
+        return reply if len(asked) == 1 else Reply([say("done")], "end_turn")
+    model.facts = ModelFacts("odd")
+    finished = run(None, model=model, events=events)
+    assert finished.status in ("done", "api_error") and events[-1]["type"] == "run_ended"
+    assert_goes_on(finished)
+
+
 def test_calls_that_the_budget_forbids_are_not_made():
     model = Mute([use("look", key=1)], [use("look", key=2)], [say("done")])
     assert run(None, limits=Limits(max_steps=2), model=model).status == "max_steps" and model.asked == 2
@@ -968,3 +1221,11 @@ def test_adding_a_tool_touches_no_loop_code():
         return word.upper() * times
     finished = run([[call("shout", word="hey", times=2)], "done"], registry(shout))
     assert results_of(finished.history)[0]["content"] == "HEYHEY"
+
+
+def test_deep_arguments_with_a_surrogate():
+    """Deep enough for the plain encoder, too deep for the one that mends: it must not end the run with an exception."""
+    value = json.loads("[" * 900 + '"\\ud99c"' + "]" * 900)
+    finished = run(None, model=Mute([use("look", key=value)], [say("done")]))
+    assert finished.status == "done" and finished["tool_errors"] == 1
+    assert_goes_on(finished)

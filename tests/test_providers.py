@@ -150,6 +150,29 @@ def test_a_url_that_cannot_be_called(url):
     assert finished.status == "api_error" and "base URL" in finished["error"] and finished["waits"] == 0
 
 
+def body(argument):
+    return b'{"content":[{"type":"tool_use","id":"a","name":"look","input":{"key":' + argument + b'}}],"stop_reason":"tool_use","usage":{"input_tokens":5,"output_tokens":1}}'
+
+
+@pytest.mark.parametrize("argument", [b"1" * 5_000, b'"\xff"', b"[" * 50_000 + b"]" * 50_000])
+def test_bodies_that_cannot_be_read_are_tried_again(argument):
+    answers = iter([body(argument), b'{"content":[{"type":"text","text":"hi"}],"stop_reason":"end_turn"}'])
+    client = make_client(httpx.MockTransport(lambda request: httpx.Response(200, content=next(answers))))
+    reply, tries, _ = post(client, "http://127.0.0.1", {}, b"{}", Retry(first=0.01))
+    assert tries == 2 and reply["content"]
+
+
+def test_broken_compression_is_tried_again():
+    answers = iter([httpx.Response(200, headers={"content-encoding": "gzip"}, stream=httpx.ByteStream(b"not gzip")), httpx.Response(200, content=b'{"content":[]}')])
+    client = make_client(httpx.MockTransport(lambda request: next(answers)))
+    assert post(client, "http://127.0.0.1", {}, b"{}", Retry(first=0.01))[1] == 2
+
+
+def test_an_empty_answer_is_no_web_page():
+    finished = run(["hi"], faults=[Fault("empty_body", times=2)])
+    assert (finished.status, finished["tries"]) == ("done", 3)
+
+
 # ------------------------------------------------------------------ how long to wait
 @pytest.mark.parametrize("headers, seconds", [
     ({}, None), ({"retry-after": "7"}, 7), ({"retry-after": "0.5"}, 0.5), ({"retry-after-ms": "250"}, 0.25), ({"retry-after-ms": "250", "retry-after": "7"}, 0.25),
@@ -183,6 +206,12 @@ def test_waits_double_to_a_cap_with_some_spread():
         assert own <= min(waits) < max(waits) <= own * 1.25
         assert all(3 <= retry.wait(1, 3) <= 3.25 for _ in range(50))
     assert retry.tries == 6
+
+
+@pytest.mark.parametrize("wrong", [dict(tries=0), dict(tries=-1), dict(first=-1), dict(patience=-1)])
+def test_retry_needs_a_try(wrong):
+    with pytest.raises(UsageError):
+        Retry(**wrong)
 
 
 @pytest.mark.parametrize("kind", ["rate_limit", "overloaded", "server_error"])
@@ -303,6 +332,42 @@ def test_bad_settings_are_told_in_one_sentence(arguments, word):
     with pytest.raises(UsageError, match=word) as caught:
         connect(**arguments)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["sk-very-secret-1\n", " sk-very-secret-1 \r\n"])
+def test_a_key_read_from_a_file(key):
+    """It often comes with a line break."""
+    with served(keys={"sk-very-secret-1"}) as (model, _):
+        assert run(None, model=connect("claude-haiku-4-5", base_url=f"http://{httpx.URL(model.url).netloc.decode()}", key=key)).status == "done"
+
+
+@pytest.mark.parametrize("key", ["sk-very-secret\u20261", "sk\x00very-secret", "sk-very\nsecret"])
+def test_a_key_that_cannot_be_sent(key):
+    with pytest.raises(UsageError, match="ANTHROPIC_API_KEY") as caught:
+        connect("claude-haiku-4-5", key=key)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["sk-very\nsecret", "sk-very-secret\x00", "sk-very-secret\u2026"])
+def test_an_error_never_shows_the_key(key):
+    with pytest.raises(UsageError) as caught:
+        AnthropicModel(ModelFacts("m"), make_client(), "http://127.0.0.1:9", key)
+    assert "secret" not in str(caught.value)
+    with served() as (model, api):
+        with pytest.raises(ModelError) as caught:
+            post(model.client, model.url, {"x-api-key": key}, b"{}", QUICK)
+        assert "secret" not in str(caught.value) and not api.requests
+
+
+@pytest.mark.parametrize("name", ["anthropic/", "claude-"])
+def test_a_model_without_a_name(name):
+    with pytest.raises(UsageError):
+        connect(name, key="k")
+
+
+def test_base_url_with_a_port_that_cannot_be():
+    with pytest.raises(UsageError):
+        connect("claude-haiku-4-5", base_url="http://127.0.0.1:99999", key="k")
 
 
 def test_settings_come_from_the_environment(monkeypatch):

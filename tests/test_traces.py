@@ -191,7 +191,7 @@ EVENTS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.lists(EVENTS, max_size=12))
 def test_damaged_events_never_raise(events):
     trace = read_trace(events)

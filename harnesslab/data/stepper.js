@@ -141,7 +141,7 @@ const harnesslabStepper = (() => {
     // Scroll as little as shows the current row and its neighbours; a far jump puts it in the middle.
     ensureVisible(place) {
       const top = place * ROW, scroll = this.list.scrollTop, room = this.height;
-      const margin = room > 8 * ROW ? 2 * ROW : 0;
+      const margin = room > 9 * ROW ? 2 * ROW : room > 5 * ROW ? ROW : 0;
       if (top < scroll - room || top > scroll + 2 * room) this.list.scrollTop = top - room / 2;
       else if (top - margin < scroll) this.list.scrollTop = top - margin;
       else if (top + ROW + margin > scroll + room) this.list.scrollTop = top + ROW + margin - room;
@@ -439,7 +439,7 @@ const harnesslabStepper = (() => {
     }
 
     billChart(width) {
-      const { calls, run } = { calls: this.run.calls, run: this.run };
+      const { calls } = this.run;
       const end = calls[calls.length - 1];
       const title = ["Billed so far: ", make("span", "hls-line hls-line-full"), ` all input ${short(end.ci)}, `, make("span", "hls-line hls-line-cached"), ` as cached ${short(end.cc)}`];
       const { figure, svg, mark, x, y } = this.frame(width, title, this.stepper.most.billed, `Billed input adds up to ${number(end.ci)} tokens; with the cache it costs as much as ${number(end.cc)} full-price tokens. Click to go to a call.`);
@@ -449,7 +449,7 @@ const harnesslabStepper = (() => {
       svg.append(draw("polyline", { points: line((call) => call.ci), class: "hls-full" }), draw("polyline", { points: line((call) => call.cc), class: "hls-cached" }));
       const dots = [draw("circle", { r: 4, class: "hls-dot-full" }), draw("circle", { r: 4, class: "hls-dot-cached" })];
       mark.append(...dots);
-      this.marks[this.marks.length - 1].move = (k) => dots.forEach((dot, which) => dot.setAttribute("cy", y(which ? run.calls[k].cc : run.calls[k].ci)));
+      this.marks[this.marks.length - 1].move = (k) => dots.forEach((dot, which) => dot.setAttribute("cy", y(which ? calls[k].cc : calls[k].ci)));
       svg.append(mark);
       return figure;
     }
