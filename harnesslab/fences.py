@@ -36,6 +36,7 @@ class Fence(Protocol):
     `network`: commands can reach the network. `probe`: what the live test of this fence found, see
     `probe_fence`.
     """
+
     name: str
     network: bool
     probe: dict[str, Any]
@@ -64,7 +65,7 @@ class _Hidden:
                 _process_control(_SET_DUMPABLE, self.before)
 
 
-_GET_DUMPABLE, _SET_DUMPABLE = 3, 4                # from linux/prctl.h
+_GET_DUMPABLE, _SET_DUMPABLE = 3, 4  # from linux/prctl.h
 
 
 def _process_control(option: int, value: int) -> int:
@@ -74,6 +75,7 @@ def _process_control(option: int, value: int) -> int:
 @functools.cache
 def _library() -> Any:
     import ctypes
+
     return ctypes.CDLL(None)
 
 
@@ -83,6 +85,7 @@ _HIDDEN = _Hidden()
 class ProcessFence:
     """Own session, limits, clean environment, bounded output, and nothing left afterwards. No wall: files and
     network stay open."""
+
     name = "process"
     network = True
 
@@ -104,8 +107,12 @@ class ProcessFence:
 #   bpf, perf_event_open, io_uring_setup                         (into the kernel)
 _CALLS = {
     "x86_64": (0xC000003E, 41, 302, (101, 310, 311, 438, 248, 249, 250, 29, 30, 64, 68, 240, 321, 298, 425)),
-    "aarch64": (0xC00000B7, 198, 261,
-                (117, 270, 271, 438, 217, 218, 219, 194, 196, 190, 186, 180, 280, 241, 425)),
+    "aarch64": (
+        0xC00000B7,
+        198,
+        261,
+        (117, 270, 271, 438, 217, 218, 219, 194, 196, 190, 186, 180, 280, 241, 425),
+    ),
 }
 
 
@@ -122,17 +129,19 @@ def _system_call_filter(machine: str, network: bool) -> bytes:
     steps += [(at_least, 0x40000000, "refuse", "")] + [(equal, number, "refuse", "") for number in refused]
     steps += [(equal, limit_call, "limit", ""), (equal, socket_call, "socket", "allow")]
     places = {"socket": len(steps)}
-    families = (2, 10, 16) if network else ()     # internet, internet 6, questions about the network
+    families = (2, 10, 16) if network else ()  # internet, internet 6, questions about the network
     steps += [(load, argument_at, "", "")] + [(equal, family, "allow", "") for family in families]
     places["refuse"] = len(steps)
     steps += [(answer, 0x00050000 | 1, "", "")]
     places["limit"] = len(steps)
     steps += [(load, argument_at, "", ""), (equal, 0, "allow", "")]
-    steps += [(answer, 0x00050000 | 1, "", ""), (answer, 0x7FFF0000, "", "")]          # jumps only go forward
+    steps += [(answer, 0x00050000 | 1, "", ""), (answer, 0x7FFF0000, "", "")]  # jumps only go forward
     places["allow"] = len(steps) - 1
     jump = lambda here, label: places[label] - here - 1 if label else 0
-    return b"".join(struct.pack("HBBI", code, jump(here, yes), jump(here, no), value)
-                    for here, (code, value, yes, no) in enumerate(steps))
+    return b"".join(
+        struct.pack("HBBI", code, jump(here, yes), jump(here, no), value)
+        for here, (code, value, yes, no) in enumerate(steps)
+    )
 
 # %% ../nbs/appendix/fences.ipynb #fences-landlock-plan
 def landlock_version() -> int:
@@ -141,6 +150,7 @@ def landlock_version() -> int:
     if sys.platform != "linux":
         return 0
     import ctypes
+
     create_ruleset, ask_version = 444, 1
     return max(0, ctypes.CDLL(None).syscall(create_ruleset, None, ctypes.c_size_t(0), ask_version))
 
@@ -158,14 +168,38 @@ def _landlock_plan(version: int, network: bool) -> dict[str, Any]:
     signals_and_sockets = 3 if version >= 6 else 0
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     attributes = struct.pack("QQQ", rights(*bits), tcp, signals_and_sockets)[:size]
-    return {"attributes": attributes, "read": rights(0, 2, 3), "write": rights(*bits) & ~rights(6, 11),
-            "file_only": rights(0, 1, 2, 14, 15)}
+    return {
+        "attributes": attributes,
+        "read": rights(0, 2, 3),
+        "write": rights(*bits) & ~rights(6, 11),
+        "file_only": rights(0, 1, 2, 14, 15),
+    }
 
 # %% ../nbs/appendix/fences.ipynb #fences-folders
-_SYSTEM_FILES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store", "/etc/alternatives",
-                 "/etc/ld.so.cache", "/proc", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-_NETWORK_FILES = ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/ssl", "/etc/ca-certificates",
-                  "/etc/pki")
+_SYSTEM_FILES = (
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/nix/store",
+    "/etc/alternatives",
+    "/etc/ld.so.cache",
+    "/proc",
+    "/dev/zero",
+    "/dev/full",
+    "/dev/random",
+    "/dev/urandom",
+)
+_NETWORK_FILES = (
+    "/etc/resolv.conf",
+    "/etc/hosts",
+    "/etc/nsswitch.conf",
+    "/etc/ssl",
+    "/etc/ca-certificates",
+    "/etc/pki",
+)
 
 
 def _interpreter_folders() -> list[str]:
@@ -173,8 +207,11 @@ def _interpreter_folders() -> list[str]:
     it."""
     folders = {sys.prefix, os.path.realpath(sys.prefix), os.path.realpath(sys.base_prefix)}
     too_much = {"/", "/usr", os.path.realpath(os.path.expanduser("~"))}
-    return sorted(folder for folder in folders - too_much
-                  if not folder.startswith("/usr/") and os.access(folder, os.R_OK | os.X_OK))
+    return sorted(
+        folder
+        for folder in folders - too_much
+        if not folder.startswith("/usr/") and os.access(folder, os.R_OK | os.X_OK)
+    )
 
 # %% ../nbs/appendix/fences.ipynb #fences-landlock
 def _not_run(why: str) -> CommandResult:
@@ -184,13 +221,19 @@ def _not_run(why: str) -> CommandResult:
 class LandlockFence:
     """The process fence plus walls from the Linux kernel, around files (all but the repo and a scratch
     folder), the network and other processes."""
+
     name = "landlock"
 
     def __init__(self, *, network: bool = False, read: tuple[str, ...] = ()):
         """`network`: let commands reach the network. `read`: more folders that they may read, such as a
         compiler outside /usr."""
         self.network, self.probe, self.version = network, {}, landlock_version()
-        files = [*_SYSTEM_FILES, *_interpreter_folders(), *map(str, read), *(_NETWORK_FILES if network else ())]
+        files = [
+            *_SYSTEM_FILES,
+            *_interpreter_folders(),
+            *map(str, read),
+            *(_NETWORK_FILES if network else ()),
+        ]
         self.walls = _landlock_plan(self.version, network)
         self.walls["readable"] = [file for file in files if os.path.exists(file)]
         if platform.machine() in _CALLS:
@@ -236,8 +279,9 @@ def _system_mounts() -> list[str]:
 
 # %% ../nbs/appendix/fences.ipynb #fences-namespace
 class NamespaceFence:
-    """A room of its own from bubblewrap (Linux): own processes, files, network. Only the repo, seen as /work,
+    """A room of its own from bubblewrap (Linux): own processes, files, network. Only the repo, seen as /repo,
     can be changed, and not its `.git`."""
+
     name = "namespace"
 
     def __init__(self, *, network: bool = False, read: tuple[str, ...] = (), program: str = ""):
@@ -255,11 +299,11 @@ class NamespaceFence:
         box += ["--size", str(64 << 20), "--tmpfs", "/dev/shm", "--size", str(256 << 20), "--tmpfs", "/tmp"]
         for path in (*_interpreter_folders(), *self.read, *(_NETWORK_FILES if self.network else ())):
             box += ["--ro-bind-try", path, path]
-        box += ["--bind", str(folder), "/work"]
+        box += ["--bind", str(folder), "/repo"]
         git = folder / ".git"
         if git.exists() and not git.is_symlink():
-            box += ["--ro-bind", str(git), "/work/.git"]
-        return [*box, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/work", "--"]
+            box += ["--ro-bind", str(git), "/repo/.git"]
+        return [*box, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/repo", "--"]
 
     def run(self, root: Path, command: str, timeout: float = 30.0) -> CommandResult:
         """Run `command` with /bin/sh in the folder `root` for at most `timeout` seconds. Raises ToolError for
@@ -272,19 +316,34 @@ class NamespaceFence:
         return run_kept(argv, Path("/"), timeout, environment=inside, kind="box", repo=folder)
 
 # %% ../nbs/appendix/fences.ipynb #fences-container
-_CLIENT_VARIABLES = ("PATH", "HOME", "LANG", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME",
-                     "DBUS_SESSION_BUS_ADDRESS", "CONTAINER_HOST", "DOCKER_HOST", "DOCKER_CONTEXT",
-                     "DOCKER_CONFIG", "DOCKER_CERT_PATH", "DOCKER_TLS_VERIFY")
+_CLIENT_VARIABLES = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "TMPDIR",
+    "XDG_RUNTIME_DIR",
+    "XDG_CONFIG_HOME",
+    "XDG_DATA_HOME",
+    "DBUS_SESSION_BUS_ADDRESS",
+    "CONTAINER_HOST",
+    "DOCKER_HOST",
+    "DOCKER_CONTEXT",
+    "DOCKER_CONFIG",
+    "DOCKER_CERT_PATH",
+    "DOCKER_TLS_VERIFY",
+)
 _CONTAINER_LIMITS = (
     "--memory 1g --memory-swap 1g --cpus 1 --pids-limit 256 --cap-drop all --read-only "
     "--security-opt no-new-privileges --security-opt label=disable --tmpfs /tmp:size=256m,mode=1777,exec "
-    "--ulimit nofile=1024:1024 --ulimit nproc=1024:1024 --ulimit fsize=134217728 --ulimit core=0:0")
+    "--ulimit nofile=1024:1024 --ulimit nproc=1024:1024 --ulimit fsize=134217728 --ulimit core=0:0"
+)
 IMAGE = "python:3.12-slim"
 
 
 class ContainerFence:
-    """A container of docker or podman for each command: own system image, no network, the repo as /work, its
+    """A container of docker or podman for each command: own system image, no network, the repo as /repo, its
     `.git` read-only."""
+
     name = "container"
 
     def __init__(self, *, engine: str = "podman", image: str = IMAGE, network: bool = False):
@@ -301,13 +360,13 @@ class ContainerFence:
         box += [] if self.network else ["--network", "none"]
         if os.getuid() != 0:
             box += ["--userns", "keep-id"] if self.is_podman else ["--user", f"{os.getuid()}:{os.getgid()}"]
-        box += ["--mount", f"type=bind,source={folder},target=/work"]
+        box += ["--mount", f"type=bind,source={folder},target=/repo"]
         git = folder / ".git"
         if git.exists() and not git.is_symlink():
-            box += ["--mount", f"type=bind,source={git},target=/work/.git,readonly"]
+            box += ["--mount", f"type=bind,source={git},target=/repo/.git,readonly"]
         for variable, value in (QUIET | {"HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8"}).items():
             box += ["--env", f"{variable}={value}"]
-        return [*box, "--env", MARK, "--workdir", "/work", "--entrypoint", "/bin/sh", self.image]
+        return [*box, "--env", MARK, "--workdir", "/repo", "--entrypoint", "/bin/sh", self.image]
 
     def run(self, root: Path, command: str, timeout: float = 30.0) -> CommandResult:
         """Run `command` with /bin/sh in the folder `root` for at most `timeout` seconds. Raises ToolError for
@@ -363,16 +422,22 @@ def probe_fence(fence: Fence) -> dict[str, Any]:
             port = listener.getsockname()[1]
             result = fence.run(repo, _ATTACK.format(outside=shlex.quote(str(outside)), port=port), 20.0)
             visited = _visited(listener)
-        escapes = {"write a file outside": (outside / "written").exists(),
-                   "read a file outside": in_file in result.output,
-                   "read another process's environment": in_process in result.output,
-                   "connect to a local service": visited and not (fence.network and fence.name != "process")}
+        escapes = {
+            "write a file outside": (outside / "written").exists(),
+            "read a file outside": in_file in result.output,
+            "read another process's environment": in_process in result.output,
+            "connect to a local service": visited and not (fence.network and fence.name != "process"),
+        }
         works = "inside" in result.output and (repo / "probe-inside").exists()
         why = result.not_run or ("" if works else "a command could not write in the repo")
-        return {"fence": fence.name, "works": works,
-                "escapes": [what for what, done in escapes.items() if done],
-                "untested": [] if "knock" in result.output or not works else ["connect to a local service"],
-                "why": why, "seconds": round(time.monotonic() - started, 3)}
+        return {
+            "fence": fence.name,
+            "works": works,
+            "escapes": [what for what, done in escapes.items() if done],
+            "untested": [] if "knock" in result.output or not works else ["connect to a local service"],
+            "why": why,
+            "seconds": round(time.monotonic() - started, 3),
+        }
     finally:
         neighbour.kill()
         neighbour.wait()
@@ -409,8 +474,14 @@ def _candidates(name: str, network: bool, read: tuple[str, ...], engine: str, im
     return {"process": [ProcessFence()], "landlock": landlock, "namespace": namespace}[name]
 
 # %% ../nbs/appendix/fences.ipynb #fences-choose
-def choose_fence(name: str = "auto", *, network: bool = False, read: tuple[str, ...] = (), engine: str = "",
-                 image: str = IMAGE) -> Fence:
+def choose_fence(
+    name: str = "auto",
+    *,
+    network: bool = False,
+    read: tuple[str, ...] = (),
+    engine: str = "",
+    image: str = IMAGE,
+) -> Fence:
     """The fence called `name`, tested by a live escape attempt (once per process), or with "auto" the
     strongest that passes.
 
@@ -440,7 +511,9 @@ def _first_that_holds(name: str, candidates: list[Fence]) -> Fence:
         reason = fence.probe["why"] or "a command inside could " + " and ".join(fence.probe["escapes"])
         passed_over.append(f"{fence.name}: {shorten(reason)}")
     tried = "; ".join(passed_over)
-    raise UsageError(f"There is no {name} fence on this machine ({tried}); repair that, or choose another one.")
+    raise UsageError(
+        f"There is no {name} fence on this machine ({tried}); repair that, or choose another one."
+    )
 
 # %% ../nbs/appendix/fences.ipynb #fences-facts
 def fence_facts(fence: Fence) -> list[tuple[bool, str]]:

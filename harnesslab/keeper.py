@@ -39,6 +39,7 @@ class CommandResult:
     proper run. `note`: one more fact worth telling, such as "2 background processes ended", or what else
     stopped it.
     """
+
     exit_code: int | None
     output: str
     seconds: float
@@ -47,7 +48,7 @@ class CommandResult:
     note: str = ""
 
 # %% ../nbs/appendix/keeper.ipynb #keeper-check
-MAX_TIMEOUT = 600.0      # seconds; a longer wish is cut to this
+MAX_TIMEOUT = 600.0  # seconds; a longer wish is cut to this
 
 
 def check_request(root: Path | str, command: str, timeout: float) -> tuple[Path, str, float]:
@@ -70,7 +71,7 @@ def check_request(root: Path | str, command: str, timeout: float) -> tuple[Path,
     return folder, command, min(float(timeout), MAX_TIMEOUT)
 
 # %% ../nbs/appendix/keeper.ipynb #keeper-output
-KEPT = 64 * 1024         # bytes kept of the head, and as many of the tail
+KEPT = 64 * 1024  # bytes kept of the head, and as many of the tail
 
 
 class HeadAndTail:
@@ -84,7 +85,7 @@ class HeadAndTail:
         room = max(0, KEPT - len(self.head))
         self.head += chunk[:room]
         self.tail += chunk[room:]
-        if len(self.tail) > 4 * KEPT:              # seldom, because each cut moves the bytes that stay
+        if len(self.tail) > 4 * KEPT:  # seldom, because each cut moves the bytes that stay
             del self.tail[:-KEPT]
 
     def start_after(self, line: str) -> bool:
@@ -124,16 +125,27 @@ def _looks_binary(data: bytes) -> bool:
     return len(odd) > 0.3 * len(sample)
 
 # %% ../nbs/appendix/keeper.ipynb #keeper-environment
-QUIET = {"EDITOR": "true", "VISUAL": "true", "GIT_EDITOR": "true", "PAGER": "cat", "GIT_PAGER": "cat",
-         "TERM": "dumb", "PYTHONDONTWRITEBYTECODE": "1", "GIT_TERMINAL_PROMPT": "0", "GIT_CONFIG_NOSYSTEM": "1",
-         "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}
+QUIET = {
+    "EDITOR": "true",
+    "VISUAL": "true",
+    "GIT_EDITOR": "true",
+    "PAGER": "cat",
+    "GIT_PAGER": "cat",
+    "TERM": "dumb",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_COUNT": "1",
+    "GIT_CONFIG_KEY_0": "safe.directory",
+    "GIT_CONFIG_VALUE_0": "*",
+}
 
 
 def clean_environment(home: str) -> dict[str, str]:
     """All the variables that a command sees. `home`: its scratch folder. Nothing else is inherited, so no key
     can be."""
     path = os.environ.get("PATH", os.defpath)
-    path += os.pathsep + os.path.dirname(sys.executable)     # last, so that some python3 is always found
+    path += os.pathsep + os.path.dirname(sys.executable)  # last, so that some python3 is always found
     return {"PATH": path, "LANG": os.environ.get("LANG", "C.UTF-8"), "HOME": home, "TMPDIR": home, **QUIET}
 
 
@@ -150,6 +162,7 @@ def _give_up_powers(limits: list, even_root: bool) -> None:
     """Keeper: set the limits that its commands inherit, have all orphans sent here, allow no new rights, and
     drop root's powers too if `even_root`."""
     import ctypes, resource, signal
+
     for name, soft, hard in limits:
         kind = getattr(resource, "RLIMIT_" + name)
         most = resource.getrlimit(kind)[1]
@@ -157,17 +170,17 @@ def _give_up_powers(limits: list, even_root: bool) -> None:
             soft, hard = min(soft, most), min(hard, most)
         resource.setrlimit(kind, (soft, hard))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)      # `kill $PPID` shall not end the keeper
+        signal.signal(number, signal.SIG_IGN)  # `kill $PPID` shall not end the keeper
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         child_subreaper, no_new_privileges, capability_version = 36, 38, 0x20080522
         if libc.prctl(child_subreaper, 1, 0, 0, 0) or libc.prctl(no_new_privileges, 1, 0, 0, 0):
             raise OSError("this system does not let a process adopt orphans or renounce new rights")
-        if even_root:                              # without capabilities root owns its files, and that is all
+        if even_root:  # without capabilities root owns its files, and that is all
             libc.capset((ctypes.c_uint32 * 2)(capability_version, 0), (ctypes.c_uint32 * 6)())
         try:
             with open("/proc/self/oom_score_adj", "w") as file:
-                file.write("500")                  # if memory runs out, the command goes, not the harness
+                file.write("500")  # if memory runs out, the command goes, not the harness
         except OSError:
             pass
 
@@ -175,6 +188,7 @@ def _give_up_powers(limits: list, even_root: bool) -> None:
 def _spawn(request: dict) -> int:
     """Keeper: start the command in a session of its own, with no terminal and no input. Its process id."""
     import signal
+
     ours = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE, signal.SIGXFSZ]
     files = [(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, 1, 2)]
     options = {"setsigdef": ours, "setsigmask": [], "file_actions": files}
@@ -182,7 +196,7 @@ def _spawn(request: dict) -> int:
     os.chdir(request["cwd"])
     try:
         return os.posix_spawn(*start, setsid=True, **options)
-    except NotImplementedError:                    # an old macOS
+    except NotImplementedError:  # an old macOS
         return os.posix_spawn(*start, setpgroup=0, **options)
     finally:
         os.chdir("/")
@@ -192,15 +206,16 @@ def _children() -> list:
     """Keeper: the process ids of its direct children. Thanks to the subreaper rule, every orphan of the
     command is among them."""
     import glob
+
     me, lists, found = os.getpid(), [], []
     for name in glob.glob(f"/proc/{me}/task/*/children"):
         try:
             lists.append(open(name).read())
-        except OSError:                            # a thread that has just ended
+        except OSError:  # a thread that has just ended
             pass
     if lists:
         return [int(pid) for text in lists for pid in text.split()]
-    for name in glob.glob("/proc/[0-9]*/stat"):    # a kernel built without those lists
+    for name in glob.glob("/proc/[0-9]*/stat"):  # a kernel built without those lists
         try:
             pid, rest = open(name).read().split(" ", 1)
         except OSError:
@@ -214,10 +229,11 @@ def _children_by_table(known: set) -> list:
     """Keeper, without a subreaper: the living members of `known` and all their descendants, from the output
     of `ps`. Keeps `known` up to date."""
     import subprocess
+
     table, ps = {}, ["ps", "-axo", "pid=,ppid=,pgid=,stat="]
     try:
         lines = subprocess.run(ps, capture_output=True, text=True).stdout.splitlines()
-    except OSError:                                # too many processes for one more: kill those that we know
+    except OSError:  # too many processes for one more: kill those that we know
         return list(known)
     for line in lines:
         pid, parent, group, state = line.split(None, 3)
@@ -227,7 +243,7 @@ def _children_by_table(known: set) -> list:
     while new:
         new = {pid for pid, relatives in table.items() if known & set(relatives)} - known
         known |= new
-    known &= set(table)                            # a dead process's number may soon belong to a stranger
+    known &= set(table)  # a dead process's number may soon belong to a stranger
     return list(known)
 
 # %% ../nbs/appendix/keeper.ipynb #keeper-kill
@@ -255,6 +271,7 @@ def _kill_family(shell: int, seen: dict, known: set) -> tuple:
     """Keeper: kill and collect until nobody is left. (How many there were, True if some survive that for 5
     seconds.)"""
     import time
+
     end, before, struck = time.monotonic() + 5, len(seen), set()
     while time.monotonic() < end:
         living = _living(shell, known, _reap(seen))
@@ -276,12 +293,13 @@ def _watch(shell: int, seen: dict, known: set) -> bytes:
     """Keeper: wait until the shell has ended, then at most 0.2 s for what it left in the background. Sooner
     if the harness says b"K" or is gone: b"E"."""
     import select, time
+
     poller, handle, end, look = select.poll(), -1, None, 0.0
     poller.register(0, select.POLLIN)
     try:
         handle = os.pidfd_open(shell)
         poller.register(handle, select.POLLIN)
-    except (AttributeError, OSError):              # not Linux, or an old one: look at short intervals instead
+    except (AttributeError, OSError):  # not Linux, or an old one: look at short intervals instead
         pass
     try:
         while True:
@@ -319,7 +337,8 @@ def _read_request() -> dict:
                 _leave()
             data += part
         return data
-    while read(1) == b"K":                         # an order to stop that crossed our answer
+
+    while read(1) == b"K":  # an order to stop that crossed our answer
         pass
     return marshal.loads(read(int(read(8))))
 
@@ -351,7 +370,7 @@ def _serve() -> None:
             _run_cleanup(request)
         killed, left = _kill_family(shell, seen, known)
         if order:
-            _run_cleanup(request)                  # again: the client may have been about to start it
+            _run_cleanup(request)  # again: the client may have been about to start it
         if order == b"E":
             _leave()
         os.write(2, f"done {code} {killed} {int(left)}\n".encode())
@@ -361,12 +380,14 @@ def _wall_in(walls: dict) -> None:
     """Keeper: take away from this thread everything that `walls` does not give back. There is no way to undo
     it."""
     import ctypes, stat, struct
+
     libc = ctypes.CDLL(None, use_errno=True)
 
     def check(result):
         if result < 0:
             raise OSError("the kernel refused to build the wall: " + os.strerror(ctypes.get_errno()))
         return result
+
     create_ruleset, add_rule, restrict_self, path_rule = 444, 445, 446, 1
     size = ctypes.c_size_t(len(walls["attributes"]))
     rules = check(libc.syscall(create_ruleset, walls["attributes"], size, 0))
@@ -410,6 +431,7 @@ def _start_walled(request: dict) -> int:
     """Keeper: have a command started by the walled thread, a new one if the walls are other ones than last
     time."""
     import _thread
+
     walls, new_lock = request["walls"], _thread.allocate_lock
     # inode and device belong to the key: a folder of the same name may be another folder
     key = repr(walls), [os.stat(path)[1:3] for path in walls["writable"]]
@@ -442,7 +464,7 @@ def command_limits() -> list[tuple[str, int, int]]:
     """(name, soft, hard) for each resource limit of a command: seconds of CPU, bytes of one file, open files,
     core dumps, processes, address space."""
     limits = [("CPU", 30, 31), ("FSIZE", 128 << 20, 128 << 20), ("NOFILE", 1024, 1024), ("CORE", 0, 0)]
-    if os.getuid() != 0:                           # counts all that the user runs; root is never limited
+    if os.getuid() != 0:  # counts all that the user runs; root is never limited
         most = _threads_on_machine() + 200
         limits.append(("NPROC", most, most))
     if sys.platform == "linux":
@@ -454,14 +476,29 @@ _BOOT = """import os; size = int(os.read(0, 8)); code = b''
 while len(code) < size: code += os.read(0, size - len(code)) or os._exit(1)
 exec(code)"""
 _FAMILY = "orphans" if sys.platform == "linux" else "table"
-MARK = "HARNESSLAB_COMMAND"      # a variable with a new secret value for each command
+MARK = "HARNESSLAB_COMMAND"  # a variable with a new secret value for each command
 
 
 @functools.cache
 def _functions() -> str:
     """The text of the keeper's program."""
-    parts = (_give_up_powers, _spawn, _children, _children_by_table, _reap, _living, _kill_family, _watch,
-             _leave, _read_request, _run_cleanup, _serve, _wall_in, _live_walled, _start_walled)
+    parts = (
+        _give_up_powers,
+        _spawn,
+        _children,
+        _children_by_table,
+        _reap,
+        _living,
+        _kill_family,
+        _watch,
+        _leave,
+        _read_request,
+        _run_cleanup,
+        _serve,
+        _wall_in,
+        _live_walled,
+        _start_walled,
+    )
     return "\n".join(inspect.getsource(part) for part in parts)
 
 
@@ -500,9 +537,9 @@ class _Keeper:
     def send(self, data: bytes) -> None:
         try:
             while data:
-                data = data[self.process.stdin.write(data):]
+                data = data[self.process.stdin.write(data) :]
         except BrokenPipeError:
-            pass                                   # a dead keeper shows as the end of its status pipe
+            pass  # a dead keeper shows as the end of its status pipe
 
     def fresh_home(self) -> str:
         """An empty scratch folder: the last command's if that left it as it was (nearly always), else a new
@@ -527,7 +564,7 @@ class _Keeper:
         returns, it is gone."""
         try:
             self.process.stdin.close()
-            self.process.stdout.close()            # nobody may wait for us to read on
+            self.process.stdout.close()  # nobody may wait for us to read on
             self.nudge()
             self.process.wait(timeout=8)
         except subprocess.TimeoutExpired:
@@ -539,8 +576,8 @@ class _Keeper:
             remove_tree(self.folder)
 
 # %% ../nbs/appendix/keeper.ipynb #keeper-pool
-LINGER = 0.5             # seconds that an idle keeper waits for the next command
-_MOST_USES = 500         # a keeper's own CPU time counts against its limit, so it retires in time
+LINGER = 0.5  # seconds that an idle keeper waits for the next command
+_MOST_USES = 500  # a keeper's own CPU time counts against its limit, so it retires in time
 
 
 class _Pool:
@@ -612,7 +649,7 @@ def _forget_keepers() -> None:
     for keeper in _POOL.everyone:
         for stream in (keeper.process.stdin, keeper.process.stdout, keeper.process.stderr):
             stream.close()
-        keeper.process.returncode = 0              # it is not our child
+        keeper.process.returncode = 0  # it is not our child
     _POOL.__init__()
 
 
@@ -624,7 +661,7 @@ def _end_marked(value: str) -> int:
     """Kill every process that has this mark in its environment. For when a command has killed its keeper, or
     keeps stopping it. How many there were."""
     needle, total, clean, end = f"{MARK}={value}\0".encode(), 0, 0, time.monotonic() + 3
-    while clean < 3 and time.monotonic() < end:    # one empty look proves nothing: a fork can hide from it
+    while clean < 3 and time.monotonic() < end:  # one empty look proves nothing: a fork can hide from it
         found = 0
         for entry in Path("/proc").glob("[0-9]*"):
             try:
@@ -638,9 +675,9 @@ def _end_marked(value: str) -> int:
     return total
 
 # %% ../nbs/appendix/keeper.ipynb #keeper-follow
-MAX_DISK = 2 << 30       # bytes of disk that may vanish during one command
-START_LIMIT = 30.0       # seconds that a box may take to come up; the command's own time begins after that
-_TICK = 0.05             # seconds between two looks
+MAX_DISK = 2 << 30  # bytes of disk that may vanish during one command
+START_LIMIT = 30.0  # seconds that a box may take to come up; the command's own time begins after that
+_TICK = 0.05  # seconds between two looks
 
 
 def _free(folder: str | Path) -> float:
@@ -648,7 +685,7 @@ def _free(folder: str | Path) -> float:
         figures = os.statvfs(folder)
         return figures.f_bfree * figures.f_frsize
     except OSError:
-        return float("nan")                        # which is never less than anything
+        return float("nan")  # which is never less than anything
 
 
 class _Reader:
@@ -659,7 +696,7 @@ class _Reader:
         self.output, self.stopped, self.last = HeadAndTail(), "", float("inf")
         self.least, self.hunted = _free(folder) - MAX_DISK, False
         self.start_clock(timeout if keeper.kind == "command" else START_LIMIT)
-        self.starting = keeper.kind != "command"   # a box has to come up before the command's time begins
+        self.starting = keeper.kind != "command"  # a box has to come up before the command's time begins
 
     def start_clock(self, seconds: float) -> None:
         now = time.monotonic()
@@ -675,7 +712,7 @@ class _Reader:
         if self.stopped:
             self.keeper.nudge()
             if self.keeper.kind == "command" and not self.hunted and now > self.last - 7:
-                self.hunted = True                 # no answer for a second: the keeper is held down
+                self.hunted = True  # no answer for a second: the keeper is held down
                 _end_marked(self.mark)
         elif reason := self.reason_to_stop(now):
             self.stopped, self.last = reason, now + 8
@@ -712,9 +749,17 @@ class _Reader:
         return []
 
 # %% ../nbs/appendix/keeper.ipynb #keeper-run
-def run_kept(argv: list[str], cwd: Path, timeout: float, *, environment: dict[str, str] | None = None,
-             kind: str = "command", walls: dict | None = None, cleanup: list[str] | None = None,
-             repo: Path | None = None) -> CommandResult:
+def run_kept(
+    argv: list[str],
+    cwd: Path,
+    timeout: float,
+    *,
+    environment: dict[str, str] | None = None,
+    kind: str = "command",
+    walls: dict | None = None,
+    cleanup: list[str] | None = None,
+    repo: Path | None = None,
+) -> CommandResult:
     """Run one argument vector in a keeper, and come back when everything that it started is gone.
 
     `environment` None: a clean one, with HOME in the keeper's folder. `kind`: see `_Keeper`; all but
@@ -723,6 +768,7 @@ def run_kept(argv: list[str], cwd: Path, timeout: float, *, environment: dict[st
     whose disk to watch.
     """
     import marshal
+
     started, mark = time.monotonic(), secrets.token_hex(8)
     try:
         keeper = _POOL.take(kind)
@@ -731,12 +777,17 @@ def run_kept(argv: list[str], cwd: Path, timeout: float, *, environment: dict[st
     try:
         home = keeper.fresh_home()
         walls = walls and walls | {"writable": [*walls["writable"], home]}
-        request = {"argv": argv, "cwd": str(cwd), "walls": walls, "cleanup": cleanup or [],
-                   "env": (environment or clean_environment(home)) | {MARK: mark}}
+        request = {
+            "argv": argv,
+            "cwd": str(cwd),
+            "walls": walls,
+            "cleanup": cleanup or [],
+            "env": (environment or clean_environment(home)) | {MARK: mark},
+        }
         keeper.send(b"R" + _framed(marshal.dumps(request)))
         reader = _Reader(keeper, timeout, repo or cwd, mark)
         answer = reader.follow()
-    except BaseException:                          # Ctrl-C above all: hanging up ends the command too
+    except BaseException:  # Ctrl-C above all: hanging up ends the command too
         _POOL.drop(keeper)
         raise
     if answer[:1] == ["error"] or answer[:1] == ["done"] and answer[3] == "0":
@@ -751,7 +802,7 @@ def run_kept(argv: list[str], cwd: Path, timeout: float, *, environment: dict[st
 def shorten(text: str, limit: int = 200) -> str:
     """The text on one line, cut to `limit` characters."""
     text = " ".join(text.split())
-    return text if len(text) <= limit else text[:limit - 3] + "..."
+    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def _why_not_run(answer: list[str], reader: _Reader, box_mark: str) -> str:

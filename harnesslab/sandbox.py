@@ -23,7 +23,7 @@ import threading
 from pathlib import Path
 from typing import Annotated, Any, Callable, Iterable
 
-from .fences import Fence, choose_fence
+from .fences import Fence, choose_fence, close_idle
 from harnesslab.loop import (
     DENIED,
     EventLog,
@@ -182,8 +182,8 @@ def run_command(
     fence = fence or choose_fence("auto")
     for last_try in (False, True):
         try:
-            result = fence.run(Path(root), cmd, timeout)
-        except ValueError as error:
+            result = fence.run(Path(root), cmd, min(timeout, max(time_left(), 0.1)))
+        except (ValueError, TypeError) as error:
             raise ToolError(f"{error} Nothing was run.") from None
         if result.not_run is None:
             break
@@ -195,7 +195,7 @@ def run_command(
             "it had printed by then:"
         )
     elif result.exit_code is None:
-        first = "STOPPED before it finished, because the run was told to stop. What it had printed by then:"
+        first = "STOPPED before it finished. What it had printed by then:"
     else:
         first = f"exit code {result.exit_code}"
     note = f"\n[{result.note}]" if result.note else ""
@@ -301,6 +301,9 @@ def run_agent(
     check_limits(limits, model.facts)
     registry = make_tools(root, fence, edit_errors=edit_errors, extra=tools, after_result=after_result)
     with contextlib.ExitStack() as closing:
+        closing.callback(
+            close_idle
+        )  # nothing of a run outlives it, not even a process that waits for the next command
         if own_model:
             closing.callback(model.close)
         sinks = [closing.enter_context(EventLog(trace, make_redactor()))] if trace else []
@@ -432,7 +435,7 @@ async def run_agent_in_notebook(
     )
     while not work.done():
         try:
-            await asyncio.wait([work], timeout=0.2)     # the kernel notices an interrupt when its loop wakes up
+            await asyncio.wait([work], timeout=0.2)  # the kernel notices an interrupt when its loop wakes up
         except (asyncio.CancelledError, KeyboardInterrupt):
             cancel.set()
     return work.result()

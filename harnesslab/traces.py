@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PARTS', 'Trace', 'read_trace', 'edited', 'ModelCall', 'Moment', 'Fold', 'fold', 'timeline', 'summary', 'to_dataframe',
            'follow', 'messages_body', 'requests', 'Break', 'check_prefix', 'predict_input', 'measured_growth',
-           'result_costs', 'Pair', 'RunDiff', 'mask_times', 'diff_runs', 'Difference', 'Replay', 'replay', 'fork']
+           'result_costs', 'Pair', 'RunDiff', 'mask_times', 'diff_runs', 'first_difference']
 
 # %% ../nbs/03_traces.ipynb #traces-imports
 import contextlib
@@ -17,27 +17,19 @@ import math
 import re
 import threading
 import time
-from collections import defaultdict, deque
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator
 
 from harnesslab.loop import (
     CHARACTERS_PER_TOKEN,
-    NUDGE,
     History,
-    Limits,
-    ModelError,
-    ModelFacts,
     Prices,
     Reply,
-    Run,
-    ToolResult,
     Totals,
     Usage,
     UsageError,
     encode_json,
-    run_loop,
 )
 
 # %% ../nbs/03_traces.ipynb #traces-read-code
@@ -145,7 +137,7 @@ def read_trace(source: "str | Path | Iterable[dict] | Trace", run: str = "") -> 
     sub-agent's. Lines that are no events are skipped and counted. Raises UsageError for a file that cannot
     be read, and for a run that is not in it.
     """
-    if isinstance(source, Trace):
+    if hasattr(source, "events"):  # a Trace, also one of a module that was loaded again since
         return source
     path = Path(source) if isinstance(source, str | Path) else None
     events, bad = _read_events(path) if path else (list(source), 0)
@@ -592,7 +584,7 @@ def to_dataframe(source: "Trace | str | Path | Iterable[dict] | list[str | Path]
 
 
 def _all_events(source: Any) -> list[dict]:
-    if isinstance(source, Trace):
+    if hasattr(source, "events"):
         return source.events
     if isinstance(source, str | Path):
         return _read_events(Path(source))[0]
@@ -991,197 +983,12 @@ def _first_words(pair: Pair) -> str:
         if a.kind == "result"
         else f"another {a.kind}"
     )
-    left, right = _first_difference(a.text, b.text)
+    left, right = first_difference(a.text, b.text)
     return f"{where}: {what}. a: {left!r} / b: {right!r}"
 
 
-def _first_difference(a: str, b: str) -> tuple[str, str]:
+def first_difference(a: str, b: str) -> tuple[str, str]:
     """The first lines that differ, cut to 100 characters."""
     rows = zip([*a.split("\n"), None], [*b.split("\n"), None])
     left, right = next(((p, q) for p, q in rows if p != q), ("", ""))
     return (left or "")[:100], (right or "")[:100]
-
-# %% ../nbs/03_traces.ipynb #traces-replay-code
-@dataclass(frozen=True)
-class Difference:
-    """A call whose result is not the recorded one. `number` is the recorded result's, in the timeline."""
-
-    number: int
-    name: str
-    arguments: dict
-    before: ToolResult
-    after: ToolResult
-
-    def __str__(self) -> str:
-        left, right = _first_difference(self.before.text, self.after.text)
-        return f"event {self.number}, {self.name}: recorded {left!r}, now {right!r}"
-
-
-@dataclass(frozen=True)
-class Replay:
-    """A run that was played again. `trace` is the new one; `compared` counts the recorded results that were
-    compared, `differences` are those that came out otherwise."""
-
-    run: Run
-    trace: Trace
-    compared: int
-    differences: list[Difference]
-
-    def __str__(self) -> str:
-        same = self.compared - len(self.differences)
-        return "\n".join([f"{same} of {self.compared} results are the same", *map(str, self.differences)])
-
-
-def replay(
-    trace: Any,
-    tools: Any,
-    *,
-    gate: Callable[[str, dict], bool] = lambda name, arguments: True,
-    limits: Limits | None = None,
-    mask: Callable[[str], str] = mask_times,
-    sink: Callable[[dict], None] = lambda event: None,
-) -> Replay:
-    """Run a trace's replies through the loop and real tools again. Nothing is asked of any model.
-
-    `tools`: a registry bound to a FRESH copy of the repo, or a function that makes one. What the gate
-    decided is taken from the trace; `gate` decides on calls that the trace did not. `limits`: those of
-    the trace if left out. Results that differ only in what `mask` hides count as the same.
-    """
-    trace = read_trace(trace)
-    return _play(
-        trace, tools, _Recorded(trace), trace.start.get("tools") or [], False, gate, limits, mask, sink
-    )
-
-# %% ../nbs/03_traces.ipynb #traces-play-code
-def _play(
-    trace, tools, model, definitions, keep, gate, limits, mask, sink, about=None, until=math.inf
-) -> Replay:
-    """The common part of `replay` and `fork`. `keep`: hand the model the recorded results, not the new
-    ones."""
-    tools = tools() if callable(tools) and not hasattr(tools, "prepare") else tools
-    past = [event for event in trace.events if event.get("step", 0) < until]
-    compared = _ComparedTools(tools, Trace(past), keep, mask)
-    events: list[dict] = []
-
-    def both(event: dict) -> None:
-        events.append(event)
-        sink(event)
-
-    history = History(trace.start.get("messages") or [], trace.start.get("system") or "", definitions)
-    limits = limits or Limits(**_dict(trace.start.get("limits")))
-    run = run_loop(history, model, compared, limits, _recorded_gate(past, gate), both, about=about)
-    differences = sorted(compared.differences, key=lambda difference: difference.number)
-    return Replay(run, read_trace(events), compared.compared, differences)
-
-
-class _Recorded:
-    """A model that says again what a trace holds. `then`: the model that goes on after call `until - 1`."""
-
-    def __init__(self, trace: Trace, until: float = math.inf, then: Any = None):
-        replies = [
-            e["payload"] for e in trace.events if e["type"] == "model_replied" and e.get("step", 0) < until
-        ]
-        self._replies, self._then, self._end = deque(replies), then, trace.end or {}
-        self.facts = then.facts if then else _facts(_dict(trace.start.get("model")))
-        self.request = dict(getattr(then, "request", None) or trace.start.get("request") or {})
-
-    def __call__(
-        self, history: History, max_tokens: int, on_wait: Callable[[dict], None] = lambda info: None
-    ) -> Reply:
-        if self._replies:
-            p = self._replies.popleft()
-            usage, names = Usage(**p.get("usage", {})), ("seconds", "tries", "waits", "request_bytes")
-            return Reply(
-                p["content"], p["stop_reason"], usage, **{name: p[name] for name in names if name in p}
-            )
-        if self._then is not None:
-            return self._then(history, max_tokens, on_wait)
-        why = self._end.get("error") or "The recording ends here."
-        raise ModelError(why, self._end.get("status") or "interrupted")
-
-
-def _facts(recorded: dict) -> ModelFacts:
-    prices = Prices(**recorded["prices"]) if recorded.get("prices") else None
-    return ModelFacts(**{**recorded, "prices": prices}) if recorded else ModelFacts("unknown")
-
-
-def _recorded_gate(events: list[dict], otherwise: Callable[[str, dict], bool]) -> Callable[[str, dict], bool]:
-    """A gate that decides as it did then, call by call; and as `otherwise` says on calls that are new."""
-    arguments = {e["payload"]["id"]: e["payload"]["arguments"] for e in events if e["type"] == "tool_called"}
-    known: dict[str, deque] = defaultdict(deque)
-    for payload in [e["payload"] for e in events if e["type"] == "gate_decided"]:
-        known[_call_key(payload["name"], arguments.get(payload["id"], {}))].append(payload["allowed"])
-
-    def gate(name: str, arguments: dict) -> bool:
-        decisions = known[_call_key(name, arguments)]
-        return decisions.popleft() if decisions else otherwise(name, arguments)
-
-    return gate
-
-
-def _call_key(name: str, arguments: dict) -> str:
-    return f"{name} {json.dumps(arguments, sort_keys=True, default=str)}"
-
-# %% ../nbs/03_traces.ipynb #traces-compared-code
-class _ComparedTools:
-    """Real tools whose results are compared with those of a trace. With `keep`, the model is handed the
-    recorded result, so that its history stays the same; the tool runs all the same, because the repo must
-    come to the same state."""
-
-    def __init__(self, tools: Any, trace: Trace, keep: bool, mask: Callable[[str], str]):
-        self._tools, self._keep, self._mask = tools, keep, mask
-        self.compared, self.differences = 0, []
-        moments = timeline(trace)
-        self._past: dict[str, deque] = defaultdict(deque)
-        for result in (m for m in moments if m.kind == "result" and m.partner):
-            call = moments[result.partner - 1]
-            self._past[_call_key(call.name, call.arguments)].append(result)
-
-    def read_only(self, name: str) -> bool:
-        return self._tools.read_only(name)
-
-    def prepare(self, name: str, arguments: dict) -> Any:
-        prepared, recorded = self._tools.prepare(name, arguments), self._past[_call_key(name, arguments)]
-        if not recorded:
-            return prepared
-        moment = recorded.popleft()
-        changed = tuple(moment.event["payload"].get("changed") or ())
-        before = ToolResult(moment.text.removesuffix("\n\n" + NUDGE), moment.is_error, changed)
-        if isinstance(prepared, ToolResult):
-            return self._compare(moment, arguments, before, prepared)
-        return lambda: self._compare(moment, arguments, before, prepared())
-
-    def _compare(self, moment: Moment, arguments: dict, before: ToolResult, now: ToolResult) -> ToolResult:
-        self.compared += 1
-        shown = now.text if now.text.strip() else "(no output)"
-        if (self._mask(shown), now.is_error) != (self._mask(before.text), before.is_error):
-            self.differences.append(Difference(moment.number, moment.name, arguments, before, now))
-        return before if self._keep else now
-
-# %% ../nbs/03_traces.ipynb #traces-fork-code
-def fork(
-    trace: Any,
-    step: int,
-    tools: Any,
-    model: Any,
-    *,
-    gate: Callable[[str, dict], bool] = lambda name, arguments: True,
-    limits: Limits | None = None,
-    mask: Callable[[str], str] = mask_times,
-    sink: Callable[[dict], None] = lambda event: None,
-) -> Replay:
-    """The same run up to model call `step`, then on with these tools and this model, which makes that call.
-
-    `tools`: a registry bound to a FRESH copy of the repo, or a function that makes one. Model calls before
-    `step` come from the trace and cost nothing now, but count in the new run's totals: it is priced as if it
-    had gone so from its start. Raises UsageError if the trace has no such step.
-    """
-    trace = read_trace(trace)
-    last = max((e.get("step", 0) for e in trace.events if e["type"] == "model_replied"), default=0)
-    if not isinstance(step, int) or not 1 <= step <= last:
-        raise UsageError(f"A run of {last} model calls can be forked at step 1 to {last}, not at {step!r}.")
-    tools = tools() if callable(tools) and not hasattr(tools, "prepare") else tools
-    definitions = getattr(tools, "definitions", None) or trace.start.get("tools") or []
-    about = {"forked": {"run": str(trace.events[0].get("run", "")), "step": step}}
-    changed = _Recorded(trace, step, model)
-    return _play(trace, tools, changed, definitions, True, gate, limits, mask, sink, about, step)

@@ -6,6 +6,7 @@ Modules are deleted first, so that a module whose notebook is gone goes too.
 """
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -47,6 +48,7 @@ def readme(root: Path) -> None:
         cell.source = "\n".join(line for line in cell.source.split("\n") if not line.startswith("#|")).strip()
     notebook.metadata["language_info"] = {"name": "python"}
     text, _ = MarkdownExporter().from_notebook_node(notebook)
+    text = re.sub(r"\]\((?![a-z]+:|#)", "](nbs/", text).replace("](nbs/../", "](")      # seen from the root of the repo
     note = "<!-- Made from nbs/index.ipynb by `make notebooks`: change it there. -->\n\n"
     (root / "README.md").write_text(note + text.strip() + "\n", encoding="utf-8")
 

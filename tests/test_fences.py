@@ -247,7 +247,7 @@ def test_powers(fence, repo):
 @pytest.mark.parametrize("name", ["namespace", "container"])
 def test_git_and_system_are_read_only(name, repo):
     room = get(name)
-    result = room.run(repo, "echo x >> .git/config; rm -rf .git; mv .git x; echo x > .git/hooks/pre-commit; touch /usr/x /x /dev/x; mount -o remount,bind,rw /work/.git; "
+    result = room.run(repo, "echo x >> .git/config; rm -rf .git; mv .git x; echo x > .git/hooks/pre-commit; touch /usr/x /x /dev/x; mount -o remount,bind,rw /repo/.git; "
                             "mount -o remount,bind,rw /usr; touch /usr/x; git log --oneline | cut -d' ' -f2")
     assert result.output.endswith("first\n") and not (repo / ".git/hooks/pre-commit").exists() and not os.path.exists("/usr/x")
     assert "x\n" not in (repo / ".git/config").read_text()
@@ -255,7 +255,7 @@ def test_git_and_system_are_read_only(name, repo):
 
 def test_namespace_shows_nothing_else(repo):
     room = get("namespace")
-    assert room.run(repo, "ls /; ls /home /root /etc /work 2>/dev/null; pwd").output.count("outside") == 0
+    assert room.run(repo, "ls /; ls /home /root /etc /repo 2>/dev/null; pwd").output.count("outside") == 0
     assert len(room.run(repo, "ls -d /proc/[0-9]*").output.split()) <= 4
     assert room.run(repo, "head -c 300000000 /dev/zero > /tmp/a; head -c 300000000 /dev/zero > /tmp/b; head -c 300000000 /dev/zero > /tmp/c; du -sxm /tmp | cut -f1", 30).output.split()[-1] in ("256", "257")
 

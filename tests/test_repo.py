@@ -194,6 +194,15 @@ def test_names_of_distribution_and_import():
     assert not re.search(r"pip install harnesslab(?!-kit)(?!` from)", readme)
 
 
+@pytest.mark.parametrize("path", [*NOTEBOOKS, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda p: p.name)
+def test_links_lead_somewhere(path):
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".ipynb":
+        text = "\n".join("".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "markdown")
+    links = re.findall(r"\]\((?![a-z]+:|#)([^)\s#]+)", text)
+    assert [link for link in links if not (path.parent / link).exists()] == []
+
+
 def test_makefile_says_what_is_missing(tmp_path):
     """An old Python is refused with a sentence, before anything is made."""
     fake = tmp_path / "python3"

@@ -23,17 +23,16 @@ from harnesslab.traces import (
     diff_runs,
     fold,
     follow,
-    fork,
     measured_growth,
     predict_input,
     read_trace,
-    replay,
     requests,
     result_costs,
     summary,
     timeline,
     to_dataframe,
 )
+from harnesslab.what_if import fork, replay
 
 
 def echo(text: str) -> str:
@@ -203,7 +202,7 @@ def test_damaged_events_never_raise(events):
 def test_bad_use_is_one_sentence(walk, tmp_path):
     for bad in (lambda: read_trace(tmp_path / "gone"), lambda: read_trace(tmp_path), lambda: read_trace(walk[0], run="nobody"),
                 lambda: fork(walk[0], 99, Registry("."), None), lambda: fork(walk[0], 0, Registry("."), None),
-                lambda: measured_growth(fold([])), lambda: list(follow(tmp_path))):
+                lambda: measured_growth(fold([])), lambda: list(follow(tmp_path)), lambda: replay([], Registry("."))):
         with pytest.raises(UsageError) as error:
             bad()
         assert str(error.value).endswith(".") and "\n" not in str(error.value)
