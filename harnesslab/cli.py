@@ -117,7 +117,7 @@ class LiveLines:
         if payload["answer"]:
             self._line("answer", payload["answer"].split("\n")[0], "green")
 
-
+# %% ../nbs/appendix/cli.ipynb #cli-fence-line
 def fence_line(about: dict) -> str:
     """One line on the fence of a run, from the facts in its first event: its name, what its live test
     found, what was
@@ -191,7 +191,7 @@ def default_trace() -> Path:
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     return state / "harnesslab" / "traces" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.jsonl"
 
-
+# %% ../nbs/appendix/cli.ipynb #cli-run-2
 def _run(arguments: argparse.Namespace) -> int:
     limits = Limits(
         max_steps=arguments.max_steps,
@@ -233,7 +233,7 @@ def _run(arguments: argparse.Namespace) -> int:
         print(f"{'page':<13} {_write_page([open_trace(trace)], trace.with_suffix('.html'))}")
     return {"done": 0, "interrupted": 130}.get(run.status, 1)
 
-
+# %% ../nbs/appendix/cli.ipynb #cli-opening
 def _opening(arguments: argparse.Namespace, model: AnthropicModel) -> str:
     """The lines before the run: who answers, and why."""
     if not model.facts.scripted:

@@ -14,7 +14,7 @@ from typing import Any
 
 # %% ../nbs/appendix/exports.ipynb #exports-imports-ours
 from .importers import rows, table, text_of
-from .traces import Trace, fold, read_trace
+from .traces import Trace, Usage, fold, read_trace
 
 # %% ../nbs/appendix/exports.ipynb #exports-atif
 def to_atif(trace: "Trace | str | Path | list[dict]", trajectory_id: str = "") -> dict:
@@ -28,7 +28,7 @@ def to_atif(trace: "Trace | str | Path | list[dict]", trajectory_id: str = "") -
     steps = _AtifSteps({call.n: call.dollars for call in folded.calls}, trace)
     for event in trace.events:
         steps.take(event, table(event.get("payload")))
-    used, versions = folded.totals.usage, table(start.get("versions"))
+    used, versions = sum((call.usage for call in folded.calls), Usage()), table(start.get("versions"))
     agent = {
         "name": text_of(start.get("agent_name")) or trace.source,
         "version": str(versions.get("harnesslab") or start.get("agent_version") or "unknown"),
@@ -48,7 +48,7 @@ def to_atif(trace: "Trace | str | Path | list[dict]", trajectory_id: str = "") -
                 "total_prompt_tokens": used.input,
                 "total_completion_tokens": used.output,
                 "total_cached_tokens": used.cache_read,
-                **_filled({"total_cost_usd": folded.totals.dollars}),
+                **_filled({"total_cost_usd": folded.calls[-1].dollars_so_far if folded.calls else None}),
                 "total_steps": len(steps.steps),
                 "extra": {"total_cache_creation_input_tokens": used.cache_write},
             },

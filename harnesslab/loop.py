@@ -147,7 +147,7 @@ def cancelled() -> bool:
     """True once the current run has been told to stop. A tool that takes long asks this and returns early."""
     return _CLOCK.get().stopped()
 
-
+# %% ../nbs/00_loop.ipynb #loop-run-clock
 @contextlib.contextmanager
 def run_clock(seconds: float, cancel: threading.Event | None = None) -> Iterator[None]:
     """Start the clock of a run."""
@@ -190,7 +190,7 @@ class Retry:
         spread = random.random() * 0.25
         return own * (1 + spread) if asked is None else max(asked, own) + own * spread
 
-
+# %% ../nbs/00_loop.ipynb #loop-modelerror
 class ModelError(Exception):
     """A model call that has finally failed. `status` is the run's status, `http_status` is None without an
     answer."""
@@ -222,7 +222,7 @@ def retry_after(headers: httpx.Headers) -> float | None:
 # %% ../nbs/00_loop.ipynb #loop-post
 _RETRYABLE = {408, 409, 429}
 
-
+# %% ../nbs/00_loop.ipynb #loop-post-2
 def post(
     client: httpx.Client,
     url: str,
@@ -305,7 +305,7 @@ def _give_up_early(failure: ModelError, asked: float | None, may_retry: bool, re
     if not may_retry:
         raise failure
 
-
+# %% ../nbs/00_loop.ipynb #loop-judge
 def _judge(response: httpx.Response) -> tuple[ModelError | None, float | None, bool]:
     """(None, None, False) for a good answer, else (the failure, the wait asked for, whether to try again)."""
     kind = response.headers.get("content-type", "")
@@ -333,7 +333,7 @@ def _judge(response: httpx.Response) -> tuple[ModelError | None, float | None, b
     again = {"true": True, "false": False}.get(told, again)
     return ModelError(text, status, code), retry_after(response.headers), again
 
-
+# %% ../nbs/00_loop.ipynb #loop-error-details
 def _error_details(response: httpx.Response) -> dict:
     """The message and the stable error code of an error body, whatever shape it has."""
     try:
@@ -349,7 +349,7 @@ def _error_details(response: httpx.Response) -> dict:
     except (ValueError, KeyError, TypeError, AttributeError):
         return {"message": " ".join(response.text[:200].split()) or "(empty body)", "code": ""}
 
-
+# %% ../nbs/00_loop.ipynb #loop-describe
 def _describe(error: httpx.TransportError, url: str) -> str:
     """One sentence for a failed connection: what happened and what to check."""
     reason = str(error) or type(error).__name__
@@ -450,7 +450,7 @@ class Reply:
         """The raw `tool_use` blocks, in order."""
         return [b for b in self.content if isinstance(b, dict) and b.get("type") == "tool_use"]
 
-
+# %% ../nbs/00_loop.ipynb #loop-call
 @dataclass(frozen=True)
 class Call:
     """One tool call, ready to run. `problem` says what was wrong with the arguments on the wire, if they
@@ -475,7 +475,7 @@ def result_block(call_id: str, text: str, is_error: bool = False) -> dict:
 # %% ../nbs/00_loop.ipynb #loop-history-code
 INTERRUPTED = "Interrupted by the person before it finished. Nothing is known about its effect."
 
-
+# %% ../nbs/00_loop.ipynb #loop-history-2
 class History:
     """The messages of one run, in the shape of the Anthropic Messages API. Only ever appended to, and valid
     after every append."""
@@ -579,7 +579,7 @@ class History:
             return block
         return {**block, "id": legal, "name": legal_name, "input": arguments}
 
-
+# %% ../nbs/00_loop.ipynb #loop-may-be-sent-back
 def _may_be_sent_back(block: Any) -> bool:
     """Not what a later request would be refused for: things that are no blocks, and empty texts."""
     if not isinstance(block, dict) or not isinstance(block.get("type"), str):
@@ -756,7 +756,7 @@ CHARACTERS_PER_TOKEN = 2.5
 """Deliberately low, for estimates that must not come out too small. Vendors' pages of autumn 2026 give
 about 2.5 for their newest models, 3 to 4 for older ones."""
 
-
+# %% ../nbs/00_loop.ipynb #loop-watch-2
 class Watch:
     """Decides when a run stops. It looks at the totals, the clock, the window and the calls, and touches
     none of them."""
@@ -840,7 +840,7 @@ class Watch:
             kept = [seen for seen in self._recent if seen in self._edits]
             self._recent, self._counts = deque(kept), Counter(kept)
 
-
+# %% ../nbs/00_loop.ipynb #loop-identity
 def _identity(call: Call) -> str:
     return f"{call.name} {json.dumps(call.arguments, sort_keys=True)}"
 
@@ -869,7 +869,7 @@ def _written_like_code(text: str, tool_names: set[str]) -> bool:
     """read_file(path="a.py"), and nothing else."""
     return text.endswith(")") and "(" in text and text.partition("(")[0] in tool_names
 
-
+# %% ../nbs/00_loop.ipynb #loop-starts-with-call
 def _starts_with_call(text: str, tool_names: set[str], marked: bool = False) -> bool:
     """Whether the text is the JSON of a call. After a mark, a name suffices, and words may follow."""
     if text[:1] not in ("{", "["):
@@ -912,7 +912,7 @@ class ToolResult:
 TIME_IS_UP = "The run's time is up. Nothing is known about the effect of this call."
 DENIED = "user denied this action"
 
-
+# %% ../nbs/00_loop.ipynb #loop-threads
 class _Threads:
     """Threads that run tools, made when first needed and reused. The loop can stop waiting for them, so
     none may hold up the program's end."""
@@ -986,7 +986,7 @@ def run_calls(
             _finish(call, outcome, watch, record, answers)
     return [answers[call.id] for call in calls]
 
-
+# %% ../nbs/00_loop.ipynb #loop-batches
 def _batches(calls: list[Call], tools: Any, size: int) -> Iterator[list[Call]]:
     """Neighbouring read-only calls together, at most `size`; every other call alone."""
     batch: list[Call] = []
@@ -1030,7 +1030,7 @@ def _begin(
     except Exception as error:
         return _as_result(error)
 
-
+# %% ../nbs/00_loop.ipynb #loop-allowed
 def _allowed(call: Call, gate: Callable, record: "Recorder") -> bool:
     """Ask the gate. A gate that fails says no."""
     try:
@@ -1075,7 +1075,7 @@ def _finish(
     spent = {} if outcome.usage == Usage() else {"usage": asdict(outcome.usage)}
     _record_result(record, block, call.name, seconds, outcome.changed, **spent)
 
-
+# %% ../nbs/00_loop.ipynb #loop-record-result
 def _record_result(
     record: "Recorder", block: dict, name: str = "", seconds: float = 0.0, changed: tuple = (), **spent: dict
 ) -> None:
@@ -1102,7 +1102,7 @@ def _wait(future: Future, watch: Watch) -> tuple[ToolResult, float]:
 # %% ../nbs/00_loop.ipynb #loop-event-log
 TRACE_VERSION = 1
 
-
+# %% ../nbs/00_loop.ipynb #loop-eventlog
 class EventLog:
     """A sink that appends one JSON line an event to a file, unbuffered. If a crash left half a line at the
     end, a line break comes first.
@@ -1252,7 +1252,7 @@ def _close_turn(history: History, answers: dict[str, dict], record: Recorder) ->
             _record_result(record, block)
     history.add_results(blocks)
 
-
+# %% ../nbs/00_loop.ipynb #loop-wind-up
 def _wind_up(
     history: History,
     answers: dict[str, dict],
@@ -1281,7 +1281,7 @@ def _wind_up(
 class _ModelFailed(Exception):
     """(status, error text) of a model call that has finally failed."""
 
-
+# %% ../nbs/00_loop.ipynb #loop-check-limits
 def check_limits(limits: Limits, facts: ModelFacts) -> None:
     """UsageError for a limit that cannot hold for this model."""
     if limits.max_dollars is not None and facts.prices is None:
@@ -1312,7 +1312,7 @@ def _record_start(record: Recorder, history: History, model: Any, limits: Limits
         **about,
     )
 
-
+# %% ../nbs/00_loop.ipynb #loop-ask
 def _ask(model: Any, history: History, watch: Watch, record: Recorder) -> Reply:
     """One model call, recorded before and after."""
     record.step += 1
@@ -1337,7 +1337,7 @@ def _ask(model: Any, history: History, watch: Watch, record: Recorder) -> Reply:
     )
     return reply
 
-
+# %% ../nbs/00_loop.ipynb #loop-say
 def _say(watch: Watch, history: History, record: Recorder) -> None:
     """Pass on what the harness has to say to the model, once."""
     if watch.words:

@@ -84,7 +84,7 @@ def safe_path(root: Path, p: str) -> Path:
         raise ToolError(f"{_show(p)} leads outside the repo. Use a path inside it, relative to its root.")
     return full
 
-
+# %% ../nbs/01_tools.ipynb #tools-parts
 def _parts(p: str) -> list[str]:
     """The parts of a relative path; [] is the root itself. ToolError for anything that is not plainly
     inside."""
@@ -113,7 +113,7 @@ def _show(text: str) -> str:
     text = text if text.isprintable() else "".join(map(_visible, mend(text)))
     return text if len(text) <= 4_096 else text[:200] + "..."
 
-
+# %% ../nbs/01_tools.ipynb #tools-visible
 def _visible(character: str) -> str:
     return character if character.isprintable() else character.encode("unicode_escape").decode()
 
@@ -141,7 +141,7 @@ def _folder(root: Path, parts: list[str], make: bool = False) -> Iterator[int]:
     finally:
         os.close(fd)
 
-
+# %% ../nbs/01_tools.ipynb #tools-regular-file
 @contextlib.contextmanager
 def _regular_file(root: Path, path: str) -> Iterator[tuple[int, os.stat_result]]:
     """(descriptor, stat) of a regular file, open for reading. Never follows a link, never waits for a FIFO
@@ -209,7 +209,7 @@ SKIPPED_FOLDERS = {
     ".tox",
 }
 
-
+# %% ../nbs/01_tools.ipynb #tools-walk
 def _walk(root: Path, parts: list[str], limit: int) -> Iterator[tuple[str, str]]:
     """(path relative to the root, what it is) of everything below `parts`, breadth first; at most `limit`
     entries, never through a link."""
@@ -237,7 +237,7 @@ def _kind(entry: os.DirEntry, folder: int) -> str:
         return "folder"
     return "file" if entry.is_file(follow_symlinks=False) else "not a regular file"
 
-
+# %% ../nbs/01_tools.ipynb #tools-list-dir
 def list_dir(
     root: Path, path: Annotated[str, "Folder, relative to the repo root. Default: the root"] = "."
 ) -> str:
@@ -267,7 +267,7 @@ MAX_LINES = 400
 MAX_LINE = 500
 _SCAN = 64 * 1024 * 1024
 
-
+# %% ../nbs/01_tools.ipynb #tools-reader
 class _Reader:
     """Reads a file forward through a 64 KiB window, at most 64 MiB of it. `number` is the line that comes
     next."""
@@ -308,7 +308,7 @@ class _Reader:
         self.skip(math.inf)
         return self.number - (self._last in (b"\n", b"")), self._left > 0
 
-
+# %% ../nbs/01_tools.ipynb #tools-read-file
 def read_file(
     root: Path,
     path: Annotated[str, "File, relative to the repo root"],
@@ -341,7 +341,7 @@ def read_file(
         lines.append("[Some bytes are not UTF-8 and are shown as \ufffd. edit_file refuses this file.]")
     return "\n".join(lines)
 
-
+# %% ../nbs/01_tools.ipynb #tools-numbered
 def _numbered(reader: _Reader, end: float) -> tuple[list[str], int, bool]:
     """(numbered lines up to `end` or until the result is full, the number of the line after them, whether
     some bytes were not UTF-8)."""
@@ -380,7 +380,7 @@ def _ripgrep() -> str:
         )
     return found
 
-
+# %% ../nbs/01_tools.ipynb #tools-search-2
 def search(
     root: Path,
     pattern: Annotated[str, "Regular expression, Rust syntax"],
@@ -472,7 +472,7 @@ def _read_matches(command: list[str], root: Path) -> tuple[list[tuple[str, int, 
         process.stderr.close()
     return best, count, why
 
-
+# %% ../nbs/01_tools.ipynb #tools-check-searchable
 def _check_searchable(root: Path, path: str) -> None:
     """ToolError unless `path` is a folder or a regular file, reached without a link."""
     parts = _parts(path)
@@ -499,7 +499,7 @@ def _whole_matches(data: bytes) -> tuple[list[tuple[str, int, str]], bytes]:
         at = end + 1
     return matches, data[at:]
 
-
+# %% ../nbs/01_tools.ipynb #tools-match
 def _match(line: bytes) -> tuple[str, int, str] | None:
     name, _, found = line.partition(b"\0")
     number, _, text = found.partition(b":")
@@ -515,7 +515,7 @@ def _match(line: bytes) -> tuple[str, int, str] | None:
 _WRITERS = threading.Lock()
 _MAX_EDIT = 10 * 1024 * 1024
 
-
+# %% ../nbs/01_tools.ipynb #tools-edit-file
 def edit_file(
     root: Path,
     path: Annotated[str, "File, relative to the repo root"],
@@ -544,7 +544,7 @@ def edit_file(
         [f"edited {_show(path)}", *_changed_lines(before, after, span[0]), *_syntax_note(path, before, after)]
     )
 
-
+# %% ../nbs/01_tools.ipynb #tools-read-for-edit
 def _read_for_edit(root: Path, path: str) -> tuple[str, os.stat_result]:
     """(text with line ends and byte order mark as they are, the file's stat). ToolError for what cannot be
     edited
@@ -600,7 +600,7 @@ def _spans(plain: str, wanted: str) -> list[int]:
         at = plain.find(wanted, at + 1)
     return spans
 
-
+# %% ../nbs/01_tools.ipynb #tools-place
 def _place(text: str, at: int) -> int:
     """Where character `at` of the text without carriage returns stands in the text itself."""
     low, high = at, len(text)
@@ -615,7 +615,7 @@ def _place(text: str, at: int) -> int:
 
 _MANY = 1_000
 
-
+# %% ../nbs/01_tools.ipynb #tools-closest
 def _closest(text: str, old: str) -> str:
     """The real lines that resemble `old` most, with their numbers, and what differs. First a quick look at
     every line
@@ -647,7 +647,7 @@ def _closest(text: str, old: str) -> str:
 
 _QUOTES = str.maketrans(dict.fromkeys("'\u2018\u2019\u201c\u201d\u0060", '"'))
 
-
+# %% ../nbs/01_tools.ipynb #tools-difference
 def _difference(wanted: str, real: str) -> str:
     """In words, how the line that was asked for differs from the real one."""
     bare_wanted, bare_real = "".join(wanted.split()), "".join(real.split())
@@ -690,7 +690,7 @@ def _written_beside(
         with contextlib.suppress(OSError):
             os.unlink(temporary, dir_fd=folder)
 
-
+# %% ../nbs/01_tools.ipynb #tools-replace-file
 def _replace_file(root: Path, parts: list[str], data: bytes, old: os.stat_result) -> None:
     """Put a whole new file in the place of the old one, so that nobody ever sees half a file."""
     try:
@@ -701,7 +701,7 @@ def _replace_file(root: Path, parts: list[str], data: bytes, old: os.stat_result
             f"{_show('/'.join(parts))} could not be written: {error.strerror}. Nothing was changed."
         ) from None
 
-
+# %% ../nbs/01_tools.ipynb #tools-create
 def _create(root: Path, parts: list[str], new: str) -> str:
     """Create a file that is not there, with the folders above it. An empty file counts as not there: there
     is nothing in it to lose."""
@@ -723,7 +723,7 @@ def _create(root: Path, parts: list[str], new: str) -> str:
         [f"created {_show(path)} ({len(data.splitlines()):,} lines)", *_syntax_note(path, "", new)]
     )
 
-
+# %% ../nbs/01_tools.ipynb #tools-exists-already
 def _exists_already(path: str, there: os.stat_result) -> str:
     if stat.S_ISLNK(there.st_mode):
         return f"{_show(path)} is a link. Name the file that it points to. Nothing was changed."
@@ -764,7 +764,7 @@ def _syntax_note(path: str, before: str, after: str) -> list[str]:
     new = "" if _syntax_error(before) else " It did before this edit."
     return [f"The file does NOT parse as Python: {now}.{new}"]
 
-
+# %% ../nbs/01_tools.ipynb #tools-syntax-error
 def _syntax_error(text: str) -> str | None:
     try:
         with warnings.catch_warnings():
@@ -829,7 +829,7 @@ class Tool:
         ]
         return values, notes
 
-
+# %% ../nbs/01_tools.ipynb #tools-arguments-model
 def _arguments_model(name: str, parameters: dict[str, inspect.Parameter]) -> "type[pydantic.BaseModel]":
     fields = {}
     for parameter in parameters.values():
@@ -851,7 +851,7 @@ def _arguments_model(name: str, parameters: dict[str, inspect.Parameter]) -> "ty
         name, __config__=pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=False), **fields
     )
 
-
+# %% ../nbs/01_tools.ipynb #tools-plain-schema
 def _plain_schema(model: "type[pydantic.BaseModel]") -> dict:
     """The JSON Schema without what the model does not need: titles, defaults of None, and null as a second
     type."""
@@ -898,7 +898,7 @@ _KINDS = {
 def _kind_of(value: Any) -> str:
     return _KINDS.get(type(value), type(value).__name__)
 
-
+# %% ../nbs/01_tools.ipynb #tools-explain-2
 def _explain(name: str, error: "pydantic.ValidationError", model: "type[pydantic.BaseModel]") -> str:
     """One line a field: its name, what was wanted, what came."""
     lines = []
@@ -989,7 +989,7 @@ class Registry:
                 result.text += f"\n\n{words}"
         return result
 
-
+# %% ../nbs/01_tools.ipynb #tools-as-text
 def as_text(value: Any) -> str:
     """Any result as text for the model: text as it is, bytes decoded, the rest as JSON. Paths and dates
     become text inside it."""

@@ -5,13 +5,14 @@
 # %% auto #0
 __all__ = ['PARTS', 'Trace', 'read_trace', 'edited', 'ModelCall', 'Moment', 'Fold', 'fold', 'timeline', 'summary', 'to_dataframe',
            'follow', 'messages_body', 'requests', 'Break', 'check_prefix', 'predict_input', 'measured_growth',
-           'result_costs', 'Pair', 'RunDiff', 'mask_times', 'diff_runs', 'first_difference']
+           'result_costs', 'Pair', 'RunDiff', 'mask_times', 'hide_folder', 'diff_runs', 'first_difference']
 
 # %% ../nbs/03_traces.ipynb #traces-imports
 import contextlib
 import difflib
 import functools
 import gc
+import itertools
 import json
 import math
 import re
@@ -344,6 +345,114 @@ class Fold:
     prices: Prices | None
     unreadable: int = 0
 
+# %% ../nbs/03_traces.ipynb #traces-film-code
+class _Film:
+    """The moments of a run, one event after the other. `state(event)` gives what every moment notes: time,
+    context, billed, model_calls."""
+
+    def __init__(self, state: Callable[[dict], dict]):
+        self.moments: list[Moment] = []
+        self._state, self._words = state, ""
+        self._loose: list[dict] = []  # events that wait for the moment that they belong to
+        self._open: dict[str, Moment] = {}  # calls by id
+
+    def add(self, event: dict) -> None:
+        getattr(self, "_" + event["type"], self._keep)(event, event["payload"])
+
+    def end(self) -> None:
+        """What still waits for a moment belongs to the last one."""
+        if self.moments:
+            self.moments[-1].attached += self._loose
+
+    def _moment(self, kind: str, event: dict, title: str, text: str, **more: Any) -> Moment:
+        attached, self._loose = self._loose, []
+        more |= {"step": event.get("step", 0), "title": " ".join(title[:500].split()), "attached": attached}
+        moment = Moment(len(self.moments) + 1, kind, text=text, event=event, **self._state(event), **more)
+        self.moments.append(moment)
+        return moment
+
+    def _keep(self, event: dict, payload: dict) -> None:
+        self._loose.append(event)
+
+    def _run_started(self, event: dict, payload: dict) -> None:
+        task = str(payload.get("task", ""))
+        self._moment("task", event, task, task)
+
+    def _model_replied(self, event: dict, payload: dict) -> None:
+        self._words = Reply(payload.get("content") or [], "").text
+        self._keep(event, payload)
+
+    def _tool_called(self, event: dict, payload: dict) -> None:
+        name, arguments = str(payload.get("name")), payload.get("arguments") or {}
+        shown = ", ".join(f"{key}={_start(value)!r}" for key, value in arguments.items())
+        about = {"name": name, "id": str(payload.get("id")), "arguments": arguments}
+        call = self._moment("call", event, f"{name}({shown})", self._words, **about)
+        self._words, self._open[call.id] = "", call
+
+    def _gate_decided(self, event: dict, payload: dict) -> None:
+        """To its call if it names one, else to what comes next."""
+        call = self._open.get(str(payload.get("id")))
+        (call.attached if call else self._loose).append(event)
+
+    _nudged = _gate_decided
+
+    def _tool_returned(self, event: dict, payload: dict) -> None:
+        text, id = str(payload.get("content", "")), str(payload.get("id"))
+        about = {"name": str(payload.get("name")), "id": id, "is_error": bool(payload.get("is_error"))}
+        about["seconds"] = payload.get("seconds", 0.0)
+        result = self._moment("result", event, text.split("\n", 1)[0], text, **about)
+        if call := self._open.get(id):
+            call.partner, result.partner = result.number, call.number
+
+    def _run_ended(self, event: dict, payload: dict) -> None:
+        if payload.get("answer"):
+            self._moment("answer", event, payload["answer"].split("\n", 1)[0], payload["answer"])
+        else:
+            self._keep(event, payload)
+
+
+def _start(value: Any) -> Any:
+    return value if not isinstance(value, str) or len(value) <= 200 else value[:200] + "..."
+
+# %% ../nbs/03_traces.ipynb #traces-watch-code
+class _StopWatch:
+    """Who spent the seconds of a run: the model, the tools, a person who was asked, or the harness."""
+
+    def __init__(self):
+        self.first = self._last = None
+        self._begun: dict[str, float] = {}  # when a call was made, or allowed
+        self._approval, self._running = 0.0, []  # seconds; (start, end) of every tool that ran
+
+    def add(self, event: dict) -> None:
+        """Note one event; one without a time says nothing."""
+        now, id, payload = event.get("time"), str(event["payload"].get("id")), event["payload"]
+        if not isinstance(now, int | float):
+            return
+        self.first, self._last = (now if self.first is None else self.first), now
+        if event["type"] == "tool_called":
+            self._begun[id] = now
+        elif event["type"] == "gate_decided":
+            self._approval += now - self._begun.get(id, now)
+            self._begun[id] = now
+        elif event["type"] == "tool_returned":
+            began = self._begun.pop(id, now - payload.get("seconds", 0.0))
+            self._running.append((began, began + payload.get("seconds", 0.0)))
+
+    def shares(self, model_seconds: float) -> dict[str, float]:
+        """Seconds by who spent them; the harness is what is left."""
+        shares = {"model": model_seconds, "tools": _covered(self._running), "approval": self._approval}
+        whole = 0.0 if self.first is None else self._last - self.first
+        return {**shares, "harness": max(0.0, whole - sum(shares.values()))}
+
+
+def _covered(spans: list[tuple[float, float]]) -> float:
+    """Seconds in which at least one span was open: two tools side by side are not counted twice."""
+    total, reached = 0.0, -math.inf
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
+
 # %% ../nbs/03_traces.ipynb #traces-fold-code
 def fold(trace: "Trace | str | Path | Iterable[dict]", prices: Prices | None = None) -> Fold:
     """Every number of a run, in one pass over its events. `prices` replaces the prices that the trace
@@ -351,36 +460,32 @@ def fold(trace: "Trace | str | Path | Iterable[dict]", prices: Prices | None = N
     folding = _Folding(prices)
     for event in read_trace(trace).events:
         folding.add(event)
-    return folding.result()
+    folding.film.end()
+    totals, shares = folding.totals, folding.watch.shares(folding.totals.model_seconds)
+    return Fold(totals, folding.calls, folding.film.moments, shares, folding.prices, folding.unreadable)
 
 
 class _Folding:
     def __init__(self, prices: Prices | None):
-        self.prices, self.unreadable = prices, 0
-        self.totals, self.conversation = Totals(), _Conversation()
-        self.calls: list[ModelCall] = []
-        self.moments: list[Moment] = []
-        self._loose: list[dict] = []  # events that wait for the moment that they belong to
-        self._open: dict[str, Moment] = {}  # calls by id
-        self._began = self._last = None
+        self.prices, self.unreadable, self.calls = prices, 0, []
+        self.totals, self.conversation, self.watch = Totals(), _Conversation(), _StopWatch()
+        self.film = _Film(self._state)
         self._tokens_per_byte = 1 / CHARACTERS_PER_TOKEN
-        self._max_tokens, self._words, self._uncached = 0, "", 0.0
-        self._asked: dict[str, float] = {}  # when a call was made, or allowed
-        self._approval, self._running = 0.0, []  # seconds; (start, end) of every tool that ran
+        self._max_tokens, self._uncached = 0, 0.0
 
     def add(self, event: dict) -> None:
         """Count one event; a damaged one is counted as unreadable and otherwise passed over."""
         try:
             event = self._with_prices(event)
-            if isinstance(event.get("time"), int | float):
-                self._began = event["time"] if self._began is None else self._began
-                self._last = event["time"]
-            before = self.totals.dollars
+            self.watch.add(event)
+            before = self.totals.dollars or 0.0
             self.totals.add(event)
+            if event["type"] == "model_called":
+                self._max_tokens = event["payload"].get("max_tokens", 0)
             if event["type"] == "model_replied":
                 self._row(event, before)
             self.conversation.add(event)
-            getattr(self, "_" + event["type"], self._keep)(event, event["payload"])
+            self.film.add(event)
         except _DAMAGE:
             self.unreadable += 1
 
@@ -394,7 +499,7 @@ class _Folding:
             return event
         return {**event, "payload": {**event["payload"], "model": {**facts, "prices": asdict(self.prices)}}}
 
-    def _row(self, event: dict, dollars_before: float | None) -> None:
+    def _row(self, event: dict, dollars_before: float) -> None:
         payload, totals = event["payload"], self.totals
         usage, size = Usage(**(payload.get("usage") or {})), sum(self.conversation.sizes.values())
         if usage.input and size:
@@ -415,7 +520,7 @@ class _Folding:
                 max_tokens=self._max_tokens,
                 usage=usage,
                 context=self._context(usage.input),
-                dollars=None if totals.dollars is None else totals.dollars - (dollars_before or 0.0),
+                dollars=None if totals.dollars is None else totals.dollars - dollars_before,
                 dollars_uncached=uncached,
                 input_so_far=totals.usage.input,
                 dollars_so_far=totals.dollars,
@@ -423,113 +528,21 @@ class _Folding:
             )
         )
 
+    def _state(self, event: dict) -> dict:
+        held, billed = self._context(), self.totals.usage.input
+        return {"time": self._since(event), "context": held, "billed": billed, "model_calls": len(self.calls)}
+
     def _context(self, exact: int = 0) -> dict[str, int]:
         """Tokens by part. With an exact total, what rounding loses goes to the biggest part."""
-        context = {
-            part: round(size * self._tokens_per_byte) for part, size in self.conversation.sizes.items()
-        }
+        rate = self._tokens_per_byte
+        context = {part: round(size * rate) for part, size in self.conversation.sizes.items()}
         if exact:
             context[max(context, key=context.get)] += exact - sum(context.values())
         return context
 
     def _since(self, event: dict) -> float:
-        return event.get("time", self._began or 0.0) - (self._began or 0.0)
-
-    def _moment(self, kind: str, event: dict, title: str, text: str, **more: Any) -> Moment:
-        attached, self._loose = self._loose, []
-        moment = Moment(
-            number=len(self.moments) + 1,
-            kind=kind,
-            step=event.get("step", 0),
-            time=self._since(event),
-            title=" ".join(title[:500].split()),
-            text=text,
-            event=event,
-            context=self._context(),
-            billed=self.totals.usage.input,
-            model_calls=len(self.calls),
-            attached=attached,
-            **more,
-        )
-        self.moments.append(moment)
-        return moment
-
-    def _keep(self, event: dict, payload: dict) -> None:
-        self._loose.append(event)
-
-    def _run_started(self, event: dict, payload: dict) -> None:
-        self._moment("task", event, str(payload.get("task", "")), str(payload.get("task", "")))
-
-    def _model_called(self, event: dict, payload: dict) -> None:
-        self._max_tokens = payload.get("max_tokens", 0)
-        self._keep(event, payload)
-
-    def _model_replied(self, event: dict, payload: dict) -> None:
-        self._words = Reply(payload.get("content") or [], "").text
-        self._keep(event, payload)
-
-    def _tool_called(self, event: dict, payload: dict) -> None:
-        name, arguments = str(payload.get("name")), payload.get("arguments") or {}
-        shown = ", ".join(f"{key}={_start(value)!r}" for key, value in arguments.items())
-        title, about = (
-            f"{name}({shown})",
-            {"name": name, "id": str(payload.get("id")), "arguments": arguments},
-        )
-        call = self._moment("call", event, title, self._words, **about)
-        self._words, self._open[call.id] = "", call
-        self._asked[call.id] = event.get("time", 0.0)
-
-    def _gate_decided(self, event: dict, payload: dict) -> None:
-        now = event.get("time", 0.0)
-        self._approval += now - self._asked.get(payload.get("id"), now)
-        self._asked[payload.get("id")] = now
-        self._nudged(event, payload)
-
-    def _nudged(self, event: dict, payload: dict) -> None:
-        """To its call if it names one, else to what comes next."""
-        call = self._open.get(payload.get("id"))
-        (call.attached if call else self._loose).append(event)
-
-    def _tool_returned(self, event: dict, payload: dict) -> None:
-        text, id = str(payload.get("content", "")), str(payload.get("id"))
-        about = {"name": str(payload.get("name")), "id": id, "is_error": bool(payload.get("is_error"))}
-        first = text.split("\n", 1)[0]
-        result = self._moment("result", event, first, text, seconds=payload.get("seconds", 0.0), **about)
-        if call := self._open.get(id):
-            call.partner, result.partner = result.number, call.number
-        began = self._asked.pop(id, event.get("time", 0.0) - result.seconds)
-        self._running.append((began, began + result.seconds))
-
-    def _run_ended(self, event: dict, payload: dict) -> None:
-        if payload.get("answer"):
-            self._moment("answer", event, payload["answer"].split("\n", 1)[0], payload["answer"])
-        else:
-            self._keep(event, payload)
-
-    def result(self) -> Fold:
-        if self.moments:
-            self.moments[-1].attached += self._loose
-        whole = (self._last or 0.0) - (self._began or 0.0)
-        shares = {
-            "model": self.totals.model_seconds,
-            "tools": _covered(self._running),
-            "approval": self._approval,
-        }
-        shares["harness"] = max(0.0, whole - sum(shares.values()))
-        return Fold(self.totals, self.calls, self.moments, shares, self.prices, self.unreadable)
-
-# %% ../nbs/03_traces.ipynb #traces-fold-help
-def _start(value: Any) -> Any:
-    return value if not isinstance(value, str) or len(value) <= 200 else value[:200] + "..."
-
-
-def _covered(spans: list[tuple[float, float]]) -> float:
-    """Seconds in which at least one span was open: two tools side by side are not counted twice."""
-    total, reached = 0.0, -math.inf
-    for start, end in sorted(spans):
-        total += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    return total
+        start = self.watch.first or 0.0
+        return event.get("time", start) - start
 
 # %% ../nbs/03_traces.ipynb #traces-timeline-code
 def timeline(trace: "Trace | str | Path | Iterable[dict]") -> list[Moment]:
@@ -753,7 +766,7 @@ def check_prefix(source: "Trace | str | Path | list[bytes]", prices: Prices | No
     """Every place where a request does not begin with the one before it; an empty list is the good case.
 
     `source`: a trace, or the bodies of requests to the Messages API, in order. `prices`: dollars per million
-    tokens; left out, those of the trace.
+    tokens; left out, those of the trace. Raises UsageError for bodies that are not JSON.
     """
     bodies, rate = source, 1 / CHARACTERS_PER_TOKEN
     if not (isinstance(source, list) and all(isinstance(body, bytes) for body in source)):
@@ -762,7 +775,10 @@ def check_prefix(source: "Trace | str | Path | list[bytes]", prices: Prices | No
         prices = folded.prices
         size = sum(len(piece) for _, piece in _pieces(json.loads(bodies[-1]))) if bodies else 0
         rate = folded.calls[-1].usage.input / size if size and folded.calls else rate
-    prompts = [json.loads(body) for body in bodies]
+    try:
+        prompts = [json.loads(body) for body in bodies]
+    except ValueError:
+        raise UsageError("check_prefix takes a trace, or the JSON bodies of requests.") from None
     breaks = (_part_ways(k, a, b, rate, prices) for k, (a, b) in enumerate(zip(prompts, prompts[1:]), 2))
     return [found for found in breaks if found]
 
@@ -800,7 +816,7 @@ def _part_ways(number: int, a: dict, b: dict, rate: float, prices: Prices | None
         dollars = prices.cost(Usage(cache_write=lost)) - prices.cost(Usage(cache_read=lost))
     return Break(
         number,
-        sum(len(piece) for _, piece in earlier[:at]) + inside,
+        sum(len(piece) for where, piece in earlier[:at] if where != "the model") + inside,
         earlier[at][0],
         _cause(earlier[at][0], left, right, a, b),
         _excerpt(left, inside),
@@ -920,18 +936,25 @@ def mask_times(text: str) -> str:
     return re.sub(r"\d+(?:\.\d+)?(?= ?(?:s|ms|seconds?)\b)", "#", text)
 
 
+def hide_folder(mask: Callable[[str], str], folder: Any) -> Callable[[str], str]:
+    """`mask`, after a folder's path was made equal: two runs seldom stand in the same place."""
+    return (lambda text: mask(text.replace(folder, "REPO"))) if isinstance(folder, str) and folder else mask
+
+
 def diff_runs(a: Any, b: Any, mask: Callable[[str], str] = mask_times) -> RunDiff:
     """Line up two runs by what was called, and name where they part. `a` and `b` are what `read_trace` takes;
-    `mask` is applied to every text before two are compared."""
+    `mask` is applied to every text before two are compared, and the path of each run's own repo is hidden."""
     a, b = read_trace(a), read_trace(b)
-    pairs = _pair_up(fold(a).moments, fold(b).moments, mask)
+    masks = (hide_folder(mask, a.start.get("repo")), hide_folder(mask, b.start.get("repo")))
+    pairs = _pair_up(fold(a).moments, fold(b).moments, masks)
     at = next((i for i, pair in enumerate(pairs) if pair.kind != "same"), None)
     names = ("task", "system", "tools", "model", "request", "limits", "fence", "mode", "commit")
-    setup = [name for name in names if a.start.get(name) != b.start.get(name)]
-    return RunDiff(pairs, "" if at is None else _first_words(pairs[at]), at, setup)
+    known = [name for name in names if name in a.start and name in b.start]
+    setup = [name for name in known if a.start[name] != b.start[name]]
+    return RunDiff(pairs, "" if at is None else _first_words(pairs[at], masks), at, setup)
 
 # %% ../nbs/03_traces.ipynb #traces-diff-align
-def _pair_up(a: list[Moment], b: list[Moment], mask: Callable[[str], str]) -> list[Pair]:
+def _pair_up(a: list[Moment], b: list[Moment], masks: tuple) -> list[Pair]:
     keys_a, keys_b = _keys(a), _keys(b)
     pairs: list[Pair] = []
     for tag, i, i_end, j, j_end in difflib.SequenceMatcher(
@@ -939,7 +962,7 @@ def _pair_up(a: list[Moment], b: list[Moment], mask: Callable[[str], str]) -> li
     ).get_opcodes():
         if tag == "equal":
             for left, right in zip(a[i:i_end], b[j:j_end]):
-                same = mask(left.text) == mask(right.text) and left.is_error == right.is_error
+                same = masks[0](left.text) == masks[1](right.text) and left.is_error == right.is_error
                 pairs.append(Pair(left, right, "same" if same or left.kind == "call" else "other result"))
             continue
         while i < i_end or j < j_end:
@@ -966,7 +989,7 @@ def _keys(moments: list[Moment]) -> list[tuple]:
     return [(m.kind, calls.get(m.number if m.kind == "call" else m.partner)) for m in moments]
 
 
-def _first_words(pair: Pair) -> str:
+def _first_words(pair: Pair, masks: tuple) -> str:
     a, b = pair.a, pair.b
     if pair.kind in ("only a", "only b"):
         one = a or b
@@ -983,12 +1006,14 @@ def _first_words(pair: Pair) -> str:
         if a.kind == "result"
         else f"another {a.kind}"
     )
-    left, right = first_difference(a.text, b.text)
+    left, right = first_difference(a.text, b.text, masks)
     return f"{where}: {what}. a: {left!r} / b: {right!r}"
 
 
-def first_difference(a: str, b: str) -> tuple[str, str]:
-    """The first lines that differ, cut to 100 characters."""
-    rows = zip([*a.split("\n"), None], [*b.split("\n"), None])
-    left, right = next(((p, q) for p, q in rows if p != q), ("", ""))
-    return (left or "")[:100], (right or "")[:100]
+def first_difference(a: str, b: str, masks: tuple = (str, str)) -> tuple[str, str]:
+    """The first lines that differ, cut to 100 characters. `masks`: applied to the lines of a, and of b,
+    before they are compared."""
+    for left, right in itertools.zip_longest(a.split("\n"), b.split("\n"), fillvalue=""):
+        if masks[0](left) != masks[1](right):
+            return left[:100], right[:100]
+    return "", ""

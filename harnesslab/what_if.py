@@ -10,6 +10,7 @@ import json
 import math
 from collections import defaultdict, deque
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Callable
 
 from harnesslab.loop import (
@@ -26,7 +27,7 @@ from harnesslab.loop import (
     UsageError,
     run_loop,
 )
-from .traces import Moment, Trace, first_difference, mask_times, read_trace, timeline
+from .traces import Moment, Trace, first_difference, hide_folder, mask_times, read_trace, timeline
 
 # %% ../nbs/appendix/what_if.ipynb #what-if-recorded-code
 class _Recorded:
@@ -87,9 +88,10 @@ class Difference:
     arguments: dict
     before: ToolResult
     after: ToolResult
+    lines: tuple[str, str]  # the first lines that differ
 
     def __str__(self) -> str:
-        left, right = first_difference(self.before.text, self.after.text)
+        left, right = self.lines
         return f"event {self.number}, {self.name}: recorded {left!r}, now {right!r}"
 
 
@@ -98,20 +100,24 @@ class _ComparedTools:
     recorded result, so that its history stays the same; the tool runs all the same, because the repo must
     come to the same state."""
 
-    def __init__(self, tools: Any, trace: Trace, keep: bool, mask: Callable[[str], str]):
-        self._tools, self._keep, self._mask = tools, keep, mask
+    def __init__(self, tools: Any, trace: Trace, past: list[dict], mask: Callable[[str], str], keep: bool):
+        tools = tools() if callable(tools) and not hasattr(tools, "prepare") else tools
+        self._tools, self._keep, self.past = tools, keep, past
+        self.definitions = getattr(tools, "definitions", trace.start["tools"])
+        self.root = str(Path(tools.root).resolve()) if hasattr(tools, "root") else ""
+        self._masks = (hide_folder(mask, trace.start.get("repo")), hide_folder(mask, self.root))
         self.compared, self.differences = 0, []
-        moments = timeline(trace)
-        self._past: dict[str, deque] = defaultdict(deque)
+        moments = timeline(past)
+        self._recorded: dict[str, deque] = defaultdict(deque)
         for result in (m for m in moments if m.kind == "result" and m.partner):
             call = moments[result.partner - 1]
-            self._past[_call_key(call.name, call.arguments)].append(result)
+            self._recorded[_call_key(call.name, call.arguments)].append(result)
 
     def read_only(self, name: str) -> bool:
         return self._tools.read_only(name)
 
     def prepare(self, name: str, arguments: dict) -> Any:
-        prepared, recorded = self._tools.prepare(name, arguments), self._past[_call_key(name, arguments)]
+        prepared, recorded = self._tools.prepare(name, arguments), self._recorded[_call_key(name, arguments)]
         if not recorded:
             return prepared
         moment = recorded.popleft()
@@ -124,8 +130,9 @@ class _ComparedTools:
     def _compare(self, moment: Moment, arguments: dict, before: ToolResult, now: ToolResult) -> ToolResult:
         self.compared += 1
         shown = now.text if now.text.strip() else "(no output)"
-        if (self._mask(shown), now.is_error) != (self._mask(before.text), before.is_error):
-            self.differences.append(Difference(moment.number, moment.name, arguments, before, now))
+        if (self._masks[1](shown), now.is_error) != (self._masks[0](before.text), before.is_error):
+            lines = first_difference(before.text, shown, self._masks)
+            self.differences.append(Difference(moment.number, moment.name, arguments, before, now, lines))
         return before if self._keep else now
 
 # %% ../nbs/appendix/what_if.ipynb #what-if-replay-code
@@ -159,24 +166,32 @@ def replay(
     decided is taken from the trace; `gate` decides on calls that the trace did not. `limits`: those of
     the trace if left out. Results that differ only in what `mask` hides count as the same.
     """
-    trace = read_trace(trace)
-    return _play(
-        trace, tools, _Recorded(trace), trace.start.get("tools") or [], False, gate, limits, mask, sink
-    )
+    trace = _playable(trace)
+    compared = _ComparedTools(tools, trace, trace.events, mask, keep=False)
+    about = {"replayed": {"run": str(trace.events[0].get("run", ""))}}
+    return _play(trace, _Recorded(trace), compared, trace.start["tools"], gate, limits, sink, about)
 
 # %% ../nbs/appendix/what_if.ipynb #what-if-play-code
-def _play(
-    trace, tools, model, definitions, keep, gate, limits, mask, sink, about=None, until=math.inf
-) -> Replay:
-    """The common part of `replay` and `fork`. `keep`: hand the model the recorded results, not the new
-    ones."""
-    if not {"messages", "system", "limits", "model"} <= set(trace.start):
+def _playable(trace: Any) -> Trace:
+    trace = read_trace(trace)
+    if not {"messages", "system", "tools", "limits", "model"} <= set(trace.start):
         raise UsageError(
             "This trace does not hold all that its run began with, so it cannot be played again."
         )
-    tools = tools() if callable(tools) and not hasattr(tools, "prepare") else tools
-    past = [event for event in trace.events if event.get("step", 0) < until]
-    compared = _ComparedTools(tools, Trace(past), keep, mask)
+    return trace
+
+
+def _play(
+    trace: Trace,
+    model: Any,
+    tools: _ComparedTools,
+    definitions: list[dict],
+    gate: Callable[[str, dict], bool],
+    limits: Limits | None,
+    sink: Callable[[dict], None],
+    about: dict,
+) -> Replay:
+    """The common part of `replay` and `fork`: the real loop, with a trace in the place of what is past."""
     events: list[dict] = []
 
     def both(event: dict) -> None:
@@ -185,9 +200,10 @@ def _play(
 
     history = History(trace.start["messages"], trace.start["system"], definitions)
     limits = limits or Limits(**trace.start["limits"])
-    run = run_loop(history, model, compared, limits, _recorded_gate(past, gate), both, about=about)
-    differences = sorted(compared.differences, key=lambda difference: difference.number)
-    return Replay(run, read_trace(events), compared.compared, differences)
+    about = {"repo": tools.root, **about}
+    run = run_loop(history, model, tools, limits, _recorded_gate(tools.past, gate), both, about=about)
+    differences = sorted(tools.differences, key=lambda difference: difference.number)
+    return Replay(run, read_trace(events), tools.compared, differences)
 
 # %% ../nbs/appendix/what_if.ipynb #what-if-fork-code
 def fork(
@@ -207,12 +223,12 @@ def fork(
     `step` come from the trace and cost nothing now, but count in the new run's totals: it is priced as if it
     had gone so from its start. Raises UsageError if the trace has no such step.
     """
-    trace = read_trace(trace)
+    trace = _playable(trace)
     last = max((e.get("step", 0) for e in trace.events if e["type"] == "model_replied"), default=0)
     if not isinstance(step, int) or not 1 <= step <= last:
         raise UsageError(f"A run of {last} model calls can be forked at step 1 to {last}, not at {step!r}.")
-    tools = tools() if callable(tools) and not hasattr(tools, "prepare") else tools
-    definitions = getattr(tools, "definitions", None) or trace.start.get("tools") or []
+    past = [event for event in trace.events if event.get("step", 0) < step]
+    compared = _ComparedTools(tools, trace, past, mask, keep=True)
     about = {"forked": {"run": str(trace.events[0].get("run", "")), "step": step}}
-    changed = _Recorded(trace, step, model)
-    return _play(trace, tools, changed, definitions, True, gate, limits, mask, sink, about, step)
+    model = _Recorded(trace, step, model)
+    return _play(trace, model, compared, compared.definitions, gate, limits, sink, about)

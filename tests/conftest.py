@@ -1,8 +1,13 @@
 """Shared by all tests. With HARNESSLAB_NO_SKIPS=1 (CI) a test that was skipped fails the whole run, unless its reason begins with 'optional:'."""
 import os
+import signal
 from pathlib import Path
 
 import pytest
+
+# A test run that was started in the background ignores Ctrl-C, and so would every program that it starts; some tests send exactly that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
 _skipped: list[str] = []

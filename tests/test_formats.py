@@ -55,9 +55,9 @@ def one_sentence(path, **options):
 # (file, source, calls, results, errors, (fresh, cache read, cache write, output), status)
 EXPECTED = [
     ("harnesslab.jsonl", "harnesslab", 2, 2, 1, (52, 940, 960, 50), "done"),
-    ("atif.json", "ATIF", 4, 5, 1, (500, 4100, 300, 82), "done"),
+    ("atif.json", "ATIF", 4, 5, 1, (570, 4100, 300, 87), "done"),
     ("atif_continued.json", "ATIF", 0, 0, 0, (500, 0, 0, 9), ""),
-    ("claude_code.jsonl", "Claude Code", 3, 3, 1, (20, 7000, 1700, 212), "done"),
+    ("claude_code.jsonl", "Claude Code", 3, 3, 1, (90, 7000, 1700, 217), "done"),
     ("codex.jsonl", "Codex", 2, 2, 1, (600, 1600, 0, 70), "done"),
     ("inspect_messages.json", "Inspect", 2, 2, 1, (0, 0, 0, 0), "max_steps"),
     ("inspect_pool.eval", "Inspect", 2, 2, 1, (180, 1600, 300, 56), "done"),

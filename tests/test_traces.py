@@ -202,7 +202,7 @@ def test_damaged_events_never_raise(events):
 def test_bad_use_is_one_sentence(walk, tmp_path):
     for bad in (lambda: read_trace(tmp_path / "gone"), lambda: read_trace(tmp_path), lambda: read_trace(walk[0], run="nobody"),
                 lambda: fork(walk[0], 99, Registry("."), None), lambda: fork(walk[0], 0, Registry("."), None),
-                lambda: measured_growth(fold([])), lambda: list(follow(tmp_path)), lambda: replay([], Registry("."))):
+                lambda: measured_growth(fold([])), lambda: list(follow(tmp_path)), lambda: replay([], Registry(".")), lambda: check_prefix([b"{", b"}"])):
         with pytest.raises(UsageError) as error:
             bad()
         assert str(error.value).endswith(".") and "\n" not in str(error.value)
@@ -324,8 +324,10 @@ def test_a_time_in_the_system_prompt_is_named(walk):
     breaks = check_prefix([json.dumps(body).encode() for body in bodies], FACTS["claude-haiku-4-5"].prices)
     assert [b.request for b in breaks] == list(range(2, 9)) and all("a time" in b.cause and b.where == "the system prompt" for b in breaks)
     assert all(b.dollars > 0 for b in breaks) and breaks[0].before != breaks[0].after
-    prompt = json.dumps(bodies[0]["tools"], separators=(",", ":"), ensure_ascii=False)
-    assert breaks[0].byte > len(prompt)  # the tools come first and are still read from the cache
+    tools = sum(len(json.dumps(tool, separators=(",", ":"), ensure_ascii=False).encode()) for tool in bodies[0]["tools"])
+    system = json.dumps(bodies[0]["system"], ensure_ascii=False)
+    where = len('{"type":"text","text":') + system.index(":00.") + 2  # the second digit of the seconds
+    assert breaks[0].byte == tools + where  # the tools come first, and are still read from the cache
 
 
 @pytest.mark.parametrize("change, where, cause", [
@@ -393,6 +395,21 @@ def test_replay_gives_the_same_results_on_a_fresh_repo(walk, tmp_path):
     again = replay(walk[0], make_tools(make_repo(tmp_path / "repo")))
     assert again.differences == [] and again.compared == 8 and again.run.status == "done"
     assert diff_runs(walk[0], again.trace).first == "" and str(again) == "8 of 8 results are the same"
+
+
+def test_another_folder_is_no_difference(tmp_path):
+    def where(root) -> str:
+        """Say where the repo is."""
+        return f"in {root}/tests: ran in 0.{len(str(root))}s"
+
+    traces = []
+    for name in ("a", "longer"):
+        repo, events = make_repo(tmp_path / name), []
+        run_agent("Where?", repo, "yes", model=offline(canned([[call("where")], [say("ok")]])), tools=[where], sink=events.append, i_know=True)
+        traces.append(events)
+    assert str(tmp_path / "a") in timeline(traces[0])[2].text and diff_runs(*traces).first == ""
+    again = replay(traces[0], make_tools(make_repo(tmp_path / "third"), extra=[where]))
+    assert again.compared == 1 and again.differences == []
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
