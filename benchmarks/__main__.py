@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Callable, Iterable
 
-from . import loop_rows, tool_rows
+from . import loop_rows, tool_rows, trace_rows
 from .measure import Row, machine
 
 # part: (function of a number of repeats that yields rows, repeats)
@@ -16,6 +16,8 @@ PARTS: dict[str, tuple[Callable[[int], Iterable[Row]], int]] = {
     "commands": (tool_rows.commands, 60),
     "search": (tool_rows.searching, 25),
     "flood": (tool_rows.flood, 3),
+    "table": (trace_rows.table, 3),
+    "stepper": (trace_rows.stepper, 5),
 }
 BEGIN, END = "<!-- table: written by `python -m benchmarks --write` -->", "<!-- end of table -->"
 

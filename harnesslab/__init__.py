@@ -14,6 +14,12 @@ _HOME = {
     "sandbox": ["IMPL", "SYSTEM", "Gate", "permit", "execute", "run_command", "run_agent", "run_agent_in_notebook", "make_tools"],
     "fences": ["Fence", "CommandResult", "choose_fence"],
     "providers": ["call_model", "connect", "offline", "model_facts", "FACTS"],
+    "extra_tools": ["find_definition", "TodoList", "McpServer"],
+    "traces": ["Trace", "read_trace", "fold", "timeline", "summary", "to_dataframe", "requests", "check_prefix", "diff_runs", "follow", "predict_input"],
+    "what_if": ["replay", "fork"],
+    "context": ["clear_old_results", "compact", "Helper"],
+    "formats": ["open_trace", "to_atif", "to_otlp"],
+    "stepper": ["step_through", "to_html"],
     "fake_api": ["FakeApi", "Fault", "sign"],
     "scripted": ["make_repo", "canned", "say", "call", "scripted_api"],
 }

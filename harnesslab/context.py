@@ -255,9 +255,12 @@ class Helper:
         )
         spent = Usage(run["fresh"], run["cache_read"], run["cache_write"], run["output"])
         if run.status == "done":
-            return ToolResult(_short(run.answer, self.longest), usage=spent)
+            return ToolResult(_short(run.answer, self.longest), usage=spent, dollars=run["dollars"])
         return ToolResult(
-            f"The helper did not finish (status {run.status}). Ask something smaller.", True, usage=spent
+            f"The helper did not finish (status {run.status}). Ask something smaller.",
+            True,
+            usage=spent,
+            dollars=run["dollars"],
         )
 
     def _allowance(self) -> Limits | None:

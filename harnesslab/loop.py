@@ -690,11 +690,13 @@ class Totals:
 
     def _spend(self, payload: dict) -> None:
         """Tokens may be spent in three places: a model call, a summary of the history, a tool that asks a
-        model itself."""
-        usage = Usage(**(payload.get("usage") or {}))
+        model itself. The last knows its own dollars; many calls may be in its sum."""
+        usage, known = Usage(**(payload.get("usage") or {})), payload.get("dollars")
         self.usage = self.usage + usage
         if self._prices is not None:
-            self.dollars = (self.dollars or 0.0) + self._prices.cost(usage)
+            self.dollars = (self.dollars or 0.0) + (
+                self._prices.cost(usage) if known is None else float(known)
+            )
 
     def _add_model_replied(self, payload: dict, event: dict) -> None:
         self.steps += 1
@@ -900,13 +902,15 @@ def _is_object(value: Any) -> bool:
 @dataclass
 class ToolResult:
     """What a tool hands back. `changed` names the files that a successful edit changed; `ends_run` is a
-    status, when no further call can work; `usage` counts tokens that the tool itself spent on a model."""
+    status, when no further call can work; `usage` (and `dollars`, when known) is what the tool itself spent
+    on a model."""
 
     text: str
     is_error: bool = False
     changed: tuple[str, ...] = ()
     ends_run: str = ""
     usage: Usage = Usage()
+    dollars: float | None = None
 
 
 TIME_IS_UP = "The run's time is up. Nothing is known about the effect of this call."
@@ -1073,6 +1077,7 @@ def _finish(
         text = f"{text}\n\n{NUDGE}"
     answers[call.id] = block = result_block(call.id, text, outcome.is_error)
     spent = {} if outcome.usage == Usage() else {"usage": asdict(outcome.usage)}
+    spent |= {} if outcome.dollars is None else {"dollars": outcome.dollars}
     _record_result(record, block, call.name, seconds, outcome.changed, **spent)
 
 # %% ../nbs/00_loop.ipynb #loop-record-result

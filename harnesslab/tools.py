@@ -943,7 +943,7 @@ class Registry:
 
     def add(self, tool: Tool | Callable) -> None:
         """Add one tool. UsageError if its name is taken, or not made of letters, digits, _ and -."""
-        tool = tool if isinstance(tool, Tool) else Tool(tool)
+        tool = tool if hasattr(tool, "definition") else Tool(tool)
         if tool.name in self._tools or not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", tool.name):
             raise UsageError(
                 f"A tool cannot be named {tool.name!r}: the name is taken, or it holds more than "

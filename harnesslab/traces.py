@@ -118,6 +118,13 @@ def _read_events(path: Path) -> tuple[list[dict], int]:
     return events, bad
 
 
+def _sorted_out(values: Iterable) -> tuple[list[dict], int]:
+    """(the events among these values, the number of the others)."""
+    values = list(values)
+    events = [value for value in values if _is_event(value)]
+    return events, len(values) - len(events)
+
+
 @contextlib.contextmanager
 def _no_collector() -> Iterator[None]:
     """Pause Python's garbage collector: while a million dictionaries are made, it walks them all over and
@@ -141,7 +148,7 @@ def read_trace(source: "str | Path | Iterable[dict] | Trace", run: str = "") -> 
     if hasattr(source, "events"):  # a Trace, also one of a module that was loaded again since
         return source
     path = Path(source) if isinstance(source, str | Path) else None
-    events, bad = _read_events(path) if path else (list(source), 0)
+    events, bad = _read_events(path) if path else _sorted_out(source)
     runs: dict[str, list[dict]] = {}
     for event in events:
         runs.setdefault(str(event.get("run", "")), []).append(event)
@@ -604,7 +611,7 @@ def _all_events(source: Any) -> list[dict]:
     rows = list(source)
     if rows and isinstance(rows[0], str | Path):
         return [event for path in rows for event in _read_events(Path(path))[0]]
-    return rows
+    return _sorted_out(rows)[0]
 
 # %% ../nbs/03_traces.ipynb #traces-frame-help
 def _category(values: list) -> Any:

@@ -199,6 +199,11 @@ def test_damaged_events_never_raise(events):
     summary(trace), requests(trace), to_dataframe(events), diff_runs(trace, trace), check_prefix(trace), result_costs(folded)
 
 
+def test_a_list_with_things_that_are_no_events():
+    trace = read_trace([{"type": "odd"}, {"type": 5}, None, {"type": "odd", "payload": []}])
+    assert trace.events == [{"type": "odd", "payload": {}}] and trace.bad_lines == 3 and len(to_dataframe([None])) == 0
+
+
 def test_bad_use_is_one_sentence(walk, tmp_path):
     for bad in (lambda: read_trace(tmp_path / "gone"), lambda: read_trace(tmp_path), lambda: read_trace(walk[0], run="nobody"),
                 lambda: fork(walk[0], 99, Registry("."), None), lambda: fork(walk[0], 0, Registry("."), None),
