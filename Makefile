@@ -9,13 +9,14 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 LAB_SETTINGS = $(VENV)/share/jupyter/lab/settings
 LAB_FLAGS = $(if $(filter 0,$(shell id -u)),--allow-root) --LabApp.default_url=/lab/tree/nbs/00_loop.ipynb
 
-.PHONY: help lab test demo bench bench-peers notebooks lock clean
+.PHONY: help lab test demo bench bench-peers notebooks figures lock clean
 
 help:
 	@echo "make lab          set everything up and open JupyterLab at the first lesson"
 	@echo "make test         set everything up and run all tests"
 	@echo "make demo         the agent on the sample repo, without a browser"
 	@echo "make notebooks    export the modules, clean the notebooks, write README.md"
+	@echo "make figures      run the notebooks that have figures, and keep the pictures in them"
 	@echo "make bench        measure against a bare loop (make bench-peers: also against other harnesses)"
 
 $(BIN)/python:
@@ -53,6 +54,9 @@ bench-peers: $(VENV)/.dev
 
 notebooks: $(VENV)/.dev
 	@$(BIN)/python scripts/notebooks.py
+
+figures: $(VENV)/.dev
+	@$(BIN)/python scripts/notebooks.py --figures
 
 lock: $(VENV)/.dev
 	@$(INSTALL) uv

@@ -1,8 +1,10 @@
 """Bring everything that is derived from the notebooks up to date: the modules, the notebooks' own clean form, and README.md.
 
     python scripts/notebooks.py [FOLDER]     FOLDER: the checkout to work on (default: the one this file is in)
+    python scripts/notebooks.py --figures    run the notebooks that have figures, and keep their pictures in them
 
-Modules are deleted first, so that a module whose notebook is gone goes too.
+Modules are deleted first, so that a module whose notebook is gone goes too. Notebooks are kept without outputs, but for cells with the tag
+keep-output: their pictures are part of the page for whoever reads it without running it.
 """
 import json
 import os
@@ -37,6 +39,35 @@ def clean(root: Path) -> None:
         path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
 
 
+def figures(root: Path) -> None:
+    """Run every notebook that has a cell tagged keep-output, and store what those cells show: SVG or plain HTML, never a widget."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    for path in notebooks(root):
+        notebook = nbformat.read(path, as_version=4)
+        tagged = {cell.id for cell in notebook.cells if KEEP_OUTPUT in cell.metadata.get("tags", [])}
+        if not tagged:
+            continue
+        with tempfile.TemporaryDirectory() as elsewhere:
+            ran = NotebookClient(notebook, timeout=300, kernel_name="python3", store_widget_state=False, resources={"metadata": {"path": elsewhere}}).execute()
+        shown = {cell.id: [_picture(output) for output in cell.outputs if _picture(output)] for cell in ran.cells if cell.id in tagged}
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        for cell in stored["cells"]:
+            if cell["id"] in shown:
+                cell["outputs"] = shown[cell["id"]]
+        path.write_text(json.dumps(stored, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _picture(output: dict) -> dict | None:
+    """The output as it is kept, or None: SVG if it has one, else HTML."""
+    data = output.get("data", {})
+    kind = next((kind for kind in ("image/svg+xml", "text/html") if kind in data), None)
+    if kind is None:
+        return None
+    return {"output_type": "display_data", "metadata": {}, "data": {kind: data[kind].splitlines(keepends=True), "text/plain": ["a figure"]}}
+
+
 def readme(root: Path) -> None:
     """Write README.md from nbs/index.ipynb."""
     import nbformat
@@ -65,7 +96,11 @@ def _nbdev(command: str, root: Path) -> None:
 
 
 if __name__ == "__main__":
-    checkout = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else Path(__file__).resolve().parent.parent
-    export(checkout)
-    clean(checkout)
-    readme(checkout)
+    here = Path(__file__).resolve().parent.parent
+    if sys.argv[1:] == ["--figures"]:
+        figures(here)
+    else:
+        checkout = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else here
+        export(checkout)
+        clean(checkout)
+        readme(checkout)

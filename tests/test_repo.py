@@ -74,10 +74,10 @@ def test_notebook_is_clean(path):
     for cell in notebook["cells"]:
         tags = cell["metadata"].get("tags", [])
         if cell["cell_type"] == "code":
-            assert not cell["outputs"] or "keep-output" in tags, cell["id"]
+            assert bool(cell["outputs"]) == ("keep-output" in tags), f"{cell['id']}: only tagged cells keep their output (make figures)"
             for output in cell["outputs"]:
                 assert output["output_type"] != "error" and "application/vnd.jupyter.widget-view+json" not in output.get("data", {}), cell["id"]
-    assert path.stat().st_size < 200_000
+    assert path.stat().st_size < 250_000
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
