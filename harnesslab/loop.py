@@ -6,8 +6,8 @@
 __all__ = ['STATUSES', 'INTERRUPTED', 'NUDGE', 'CALL_AS_TEXT', 'CHARACTERS_PER_TOKEN', 'TIME_IS_UP', 'DENIED', 'GRACE',
            'TRACE_VERSION', 'UsageError', 'Usage', 'Prices', 'ModelFacts', 'time_left', 'cancelled', 'run_clock',
            'pause', 'Retry', 'ModelError', 'retry_after', 'post', 'call_model', 'encode_json', 'mend', 'Reply', 'Call',
-           'result_block', 'History', 'Limits', 'Totals', 'Watch', 'looks_like_call', 'ToolResult', 'run_calls',
-           'EventLog', 'Recorder', 'run_loop', 'Run', 'check_limits']
+           'result_block', 'History', 'messages_body', 'Limits', 'Totals', 'Watch', 'looks_like_call', 'ToolResult',
+           'run_calls', 'EventLog', 'Recorder', 'run_loop', 'Run', 'check_limits']
 
 # %% ../nbs/00_loop.ipynb #loop-imports
 import contextlib
@@ -599,6 +599,17 @@ def _clean(message: dict) -> tuple[dict, bytes]:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:80] + "..."
+
+# %% ../nbs/00_loop.ipynb #loop-body
+def messages_body(history: History, model: str, max_tokens: int, request: dict) -> bytes:
+    """The body of one request to the Messages API. Only the last message is new: everything before it was
+    encoded when it was appended. `request`: further fields, such as cache_control."""
+    head = {"model": model, "max_tokens": max_tokens, **request}
+    if history.system:
+        head["system"] = history.system
+    if history.tools:
+        head["tools"] = history.tools
+    return history.json(encode_json(head)[:-1] + b',"messages":[', b"]}")
 
 # %% ../nbs/00_loop.ipynb #loop-limits-code
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PARTS', 'Trace', 'read_trace', 'edited', 'ModelCall', 'Moment', 'Fold', 'fold', 'timeline', 'summary', 'to_dataframe',
-           'follow', 'messages_body', 'requests', 'Break', 'check_prefix', 'predict_input', 'measured_growth',
-           'result_costs', 'Pair', 'RunDiff', 'mask_times', 'hide_folder', 'diff_runs', 'first_difference']
+           'follow', 'requests', 'Break', 'check_prefix', 'predict_input', 'measured_growth', 'result_costs', 'Pair',
+           'RunDiff', 'mask_times', 'hide_folder', 'diff_runs', 'first_difference']
 
 # %% ../nbs/03_traces.ipynb #traces-imports
 import contextlib
@@ -31,6 +31,7 @@ from harnesslab.loop import (
     Usage,
     UsageError,
     encode_json,
+    messages_body,
 )
 
 # %% ../nbs/03_traces.ipynb #traces-read-code
@@ -710,16 +711,6 @@ def _new_bytes(path: Path, place: int, rest: bytes) -> tuple[bytes, int, bytes]:
         raise UsageError(f"The trace {path} cannot be followed: {error.strerror}.") from None
 
 # %% ../nbs/03_traces.ipynb #traces-requests-code
-def messages_body(history: History, model: str, max_tokens: int, request: dict) -> bytes:
-    """The body of one request to the Anthropic Messages API, as this harness writes it."""
-    head = {"model": model, "max_tokens": max_tokens, **request}
-    if history.system:
-        head["system"] = history.system
-    if history.tools:
-        head["tools"] = history.tools
-    return history.json(encode_json(head)[:-1] + b',"messages":[', b"]}")
-
-
 def requests(
     trace: "Trace | str | Path | Iterable[dict]",
     body: Callable[[History, str, int, dict], bytes] = messages_body,

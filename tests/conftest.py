@@ -1,6 +1,8 @@
 """Shared by all tests. With HARNESSLAB_NO_SKIPS=1 (CI) a test that was skipped fails the whole run, unless its reason begins with 'optional:'."""
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,19 @@ def no_key_and_no_model(monkeypatch):
     """Tests run on the scripted model, whatever the person at the keyboard has set."""
     for name in ("ANTHROPIC_API_KEY", "AGENT_MODEL", "AGENT_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory):
+    """A folder with harnesslab in it as the wheel installs it."""
+    from test_repo import copy_of_the_project
+    folder = tmp_path_factory.mktemp("wheel")
+    source = copy_of_the_project(folder)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source)], check=True, timeout=120)
+    [wheel] = folder.glob("harnesslab_kit-*.whl")
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(folder / "site"), str(wheel)], check=True, timeout=120)
+    return folder / "site"
 
 
 def pytest_runtest_logreport(report):

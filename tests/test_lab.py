@@ -29,14 +29,14 @@ def copy_of_lab(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def lab(copy_of_lab):
-    """The URL that `make lab` prints, for a copy of the project."""
+def lab(copy_of_lab, installed):
+    """The URL that `make lab` prints, for a copy of the project. The kernels get harnesslab from an installed wheel."""
     copy, folder = copy_of_lab, copy_of_lab.parent
     printed = subprocess.run(["make", "--no-print-directory", "-n", "lab"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip().splitlines()
     command = printed[-1].replace(".venv/bin/jupyter", str(ROOT / ".venv" / "bin" / "jupyter") if (ROOT / ".venv").exists() else "jupyter")
     environment = {**os.environ, "JUPYTER_CONFIG_DIR": str(folder / "config"), "JUPYTER_DATA_DIR": str(folder / "data"), "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
                    "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"), "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"), "IPYTHONDIR": str(folder / "ipython"),
-                   "BROWSER": "/bin/false", "PYTHONUNBUFFERED": "1"}
+                   "BROWSER": "/bin/false", "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(installed)}
     server = subprocess.Popen(["/bin/sh", "-c", f"exec {command} --LabApp.expose_app_in_browser=True"], cwd=copy, env=environment, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True, start_new_session=True)
     lines = []

@@ -17,9 +17,9 @@ from parts import Mute, assert_goes_on, assert_taken, call, change, look, messag
 from harnesslab import loop
 from harnesslab.api_rules import check_request, sign
 from harnesslab.fake_api import Fault
-from harnesslab.loop import (CALL_AS_TEXT, DENIED, INTERRUPTED, NUDGE, STATUSES, EventLog, History, Limits, ModelError, ModelFacts, Prices, Reply,
+from harnesslab.loop import (messages_body, CALL_AS_TEXT, DENIED, INTERRUPTED, NUDGE, STATUSES, EventLog, History, Limits, ModelError, ModelFacts, Prices, Reply,
                              Totals, Usage, UsageError, cancelled, encode_json, looks_like_call, mend, pause, run_clock, run_loop, time_left)
-from harnesslab.providers import anthropic_body, offline
+from harnesslab.providers import offline
 from harnesslab.tools import Registry, Tool, ToolError, file_tools
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -413,7 +413,7 @@ def test_each_request_is_a_byte_prefix_of_the_next(turns, result):
     bodies, model = [], Mute(*[[*turn, use("look", "", key=number)] for number, turn in enumerate(turns)], [say("done")])
 
     def spy(history, max_tokens, on_wait=None):
-        bodies.append(anthropic_body(history, "scripted-general", 100, {"cache_control": {"type": "ephemeral"}}))
+        bodies.append(messages_body(history, "scripted-general", 100, {"cache_control": {"type": "ephemeral"}}))
         return model(history, max_tokens)
     spy.facts = model.facts
     finished = run(None, registry(Tool(look, read_only=True), change, fail, none), Limits(repeat_stop=40), model=spy, task=result)

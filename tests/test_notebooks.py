@@ -1,28 +1,12 @@
 """Every notebook runs from top to bottom on a real kernel, from an installed wheel, away from the source tree."""
-import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
 
 from conftest import ROOT
-from test_repo import NOTEBOOKS, copy_of_the_project
-
-
-@pytest.fixture(scope="session")
-def installed(tmp_path_factory):
-    """A folder with harnesslab in it as the wheel installs it."""
-    folder = tmp_path_factory.mktemp("wheel")
-    source = copy_of_the_project(folder)
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source)], check=True, timeout=120)
-    [wheel] = folder.glob("harnesslab_kit-*.whl")
-    subprocess.run([*pip, "install", "--no-deps", "--target", str(folder / "site"), str(wheel)], check=True, timeout=120)
-    return folder / "site"
+from test_repo import NOTEBOOKS
 
 
 def test_wheel_holds_the_package_and_its_licence(installed):

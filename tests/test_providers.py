@@ -13,7 +13,7 @@ from parts import assert_goes_on, call, registry, run, say
 
 from harnesslab.fake_api import FakeApi, Fault
 from harnesslab.loop import History, Limits, ModelError, ModelFacts, Retry, Usage, UsageError, call_model, post, retry_after, run_clock, run_loop
-from harnesslab.providers import FACTS, AnthropicModel, anthropic_body, anthropic_usage, check_reachable, connect, make_client, model_facts, offline
+from harnesslab.providers import FACTS, AnthropicModel, messages_body, anthropic_usage, check_reachable, connect, make_client, model_facts, offline
 from harnesslab.scripted import canned
 
 QUICK = Retry(tries=3, first=0.005)
@@ -304,10 +304,10 @@ def test_a_run_over_a_real_connection_leaves_nothing():
 # ------------------------------------------------------------------ bodies and usage
 def test_body_has_what_was_asked_for():
     history = History("hé", "system \ud800", [{"name": "t", "input_schema": {"type": "object"}}])
-    body = json.loads(anthropic_body(history, "m", 5, {"thinking": {"type": "adaptive"}}))
+    body = json.loads(messages_body(history, "m", 5, {"thinking": {"type": "adaptive"}}))
     assert body == {"model": "m", "max_tokens": 5, "thinking": {"type": "adaptive"}, "system": "system \ufffd", "tools": history.tools,
                     "messages": [{"role": "user", "content": "hé"}]}
-    assert set(json.loads(anthropic_body(History("x"), "m", 5, {}))) == {"model", "max_tokens", "messages"}
+    assert set(json.loads(messages_body(History("x"), "m", 5, {}))) == {"model", "max_tokens", "messages"}
 
 
 @pytest.mark.parametrize("raw, usage", [

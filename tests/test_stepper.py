@@ -498,7 +498,7 @@ ASK_KERNEL = """async (expression) => {
 
 
 @pytest.fixture(scope="module")
-def lab(browser, tmp_path_factory):
+def lab(browser, tmp_path_factory, installed):
     """A page of JupyterLab in which the cells above have run, and the list of addresses outside this machine that it asked for."""
     import nbformat
     folder = tmp_path_factory.mktemp("lab")
@@ -507,12 +507,11 @@ def lab(browser, tmp_path_factory):
     write(root / "trace.jsonl", make_events(words=EVIL))
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS], metadata={
         "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}), root / "stepper.ipynb")
-    environment = {**os.environ, "JUPYTER_CONFIG_DIR": str(folder / "config"), "JUPYTER_DATA_DIR": str(folder / "data"), "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
+    environment = {**os.environ, "PYTHONPATH": str(installed), "JUPYTER_CONFIG_DIR": str(folder / "config"), "JUPYTER_DATA_DIR": str(folder / "data"), "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
                    "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"), "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"), "IPYTHONDIR": str(folder / "ipython"),
-                   "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
+                   "PYTHONUNBUFFERED": "1"}
     server = subprocess.Popen([sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={root}",
-                               "--LabApp.expose_app_in_browser=True", "--LabApp.news_url=None",
-                               "--LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate"],
+                               "--LabApp.expose_app_in_browser=True"],
                               cwd=root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
     lines, outside = [], []
     threading.Thread(target=lambda: lines.extend(iter(server.stdout.readline, "")), daemon=True).start()
