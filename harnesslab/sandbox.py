@@ -183,11 +183,9 @@ def run_command(
     """Run a shell command in the repo. Returns 'exit code N', then stdout and stderr together, at most
     8,000 characters. No network, no terminal; background processes end with the command."""
     fence = fence or choose_fence("auto")
+    limit = min(timeout, max(time_left(), 0.1)) if isinstance(timeout, int | float) else timeout
     for last_try in (False, True):
-        try:
-            result = fence.run(Path(root), cmd, min(timeout, max(time_left(), 0.1)))
-        except (ValueError, TypeError) as error:
-            raise ToolError(f"{error} Nothing was run.") from None
+        result = fence.run(Path(root), cmd, limit)
         if result.not_run is None:
             break
         if last_try:

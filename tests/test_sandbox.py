@@ -1,0 +1,238 @@
+"""The gate, secrets, commands and the whole agent put together."""
+import asyncio
+import json
+import os
+import shlex
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, strategies as st
+
+from harnesslab.fences import CommandResult, ProcessFence, choose_fence
+from harnesslab.loop import DENIED, Limits, UsageError
+from harnesslab.providers import offline
+from harnesslab.sandbox import (IMPL, Gate, allowed_by_list, describe_call, execute, make_redactor, make_tools, permit, run_agent, run_agent_in_notebook, run_command,
+                                secret_values, visible)
+from harnesslab.scripted import call, make_repo, say
+from harnesslab.tools import READ_ONLY, ToolError
+
+
+@pytest.fixture
+def repo(tmp_path):
+    return make_repo(tmp_path / "repo")
+
+
+class Broken:
+    """A fence that does not start; after `until` tries it does."""
+    name, probe, network = "namespace", {"escapes": []}, False
+
+    def __init__(self, until=10**9):
+        self.tries, self.until = 0, until
+
+    def run(self, root, command, timeout=30.0):
+        self.tries += 1
+        if self.tries < self.until:
+            return CommandResult(None, "", 0.0, not_run="no such wall")
+        return CommandResult(0, "fine", 0.01)
+
+
+def test_the_lessons_names():
+    assert set(IMPL) == {"read_file", "list_dir", "search", "edit_file", "run_command"} and READ_ONLY == {"read_file", "list_dir", "search"}
+
+
+# ---- the gate
+
+@given(st.text(max_size=40))
+def test_whatever_has_shell_syntax_is_not_allowed(tail):
+    """Behind an allowed beginning, only plain words pass; the shell itself would see nothing but words."""
+    if allowed_by_list("ls " + tail, ["ls"]):
+        assert shlex.split("ls " + tail) == ("ls " + tail).split(" ") and not set(tail) & set(";&|<>$`\"'\\*?[](){}~#!\n\r\t=")
+
+
+@given(st.text(alphabet="abcdef. -", max_size=20))
+def test_the_first_words_are_compared_as_words(command):
+    if allowed_by_list(command, ["abc def"]):
+        assert command.split(" ")[:2] == ["abc", "def"]
+
+
+@pytest.mark.parametrize("arguments", [{}, {"cmd": 5}, {"cmd": None}, {"cmd": ["ls"]}])
+def test_odd_arguments_are_asked_about(arguments):
+    assert not permit("run_command", arguments, "no", allow=["ls"])
+
+
+@pytest.mark.parametrize("typed, allowed", [("y", True), ("YES ", True), ("a", True), ("n", False), ("", False), ("no y", False), ("yy", False), ("ja", False)])
+def test_only_a_clear_yes_is_a_yes(typed, allowed):
+    assert Gate("ask", ask=lambda question: typed)("edit_file", {"path": "x"}) is allowed
+
+
+def test_always_means_this_exact_call():
+    asked = []
+    gate = Gate("ask", ask=lambda question: asked.append(question) or "a")
+    for command in ("make", "make", "make test", "make"):
+        assert gate("run_command", {"cmd": command})
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize("failure", [EOFError, OSError])
+def test_a_prompt_that_fails_means_no(failure):
+    def ask(question):
+        raise failure
+    assert not Gate("ask", ask=ask)("run_command", {"cmd": "ls"})
+
+
+def test_an_unknown_mode_is_refused():
+    with pytest.raises(UsageError, match="ask, yes, no"):
+        Gate("maybe")
+
+
+@given(st.text(max_size=60))
+def test_what_is_shown_sends_nothing_to_the_terminal(text):
+    shown = visible(text)
+    assert all(c.isprintable() or c in "\n\t" for c in shown) and (visible(shown) == shown)
+
+
+def test_an_edit_is_shown_as_a_difference():
+    shown = describe_call("edit_file", {"path": "a.py", "old": "x = 1\ny = 2", "new": "x = 3\x1b[2K"})
+    assert shown == "edit_file a.py\n  - x = 1\n  - y = 2\n  + x = 3\\x1b[2K"
+    assert describe_call("run_command", {"cmd": "one\ntwo\r"}) == "run_command\n  one\n  two\\r"
+    assert describe_call("edit_file", {"path": 5}) == 'edit_file {"path": 5}'
+
+
+# ---- secrets
+
+def test_secrets_are_found_by_name():
+    found = secret_values({"ANTHROPIC_API_KEY": "value-of-a-key", "GH_TOKEN": "value-of-token", "PATH": "/usr/bin:/bin", "DB_PASSWORD": "short", "db_password": "long-enough"})
+    assert set(found.values()) == {"ANTHROPIC_API_KEY", "GH_TOKEN", "db_password"}
+
+
+def test_a_secret_reaches_neither_result_nor_trace_nor_history(repo, tmp_path, monkeypatch):
+    monkeypatch.setenv("LESSON_API_KEY", 'canary-"9876543210"')
+    (repo / "leak.txt").write_text('key = canary-"9876543210"\n')
+    replies = [[call("read_file", path="leak.txt"), call("search", pattern="canary")], [say('The key is canary-"9876543210".')]]
+    run = run_agent("Read.", repo, "no", model=offline(replies), trace=tmp_path / "t.jsonl", i_know=True)
+    assert run.status == "done" and "9876543210" not in (tmp_path / "t.jsonl").read_text() and "9876543210" not in json.dumps(run.history.messages[:3])
+    assert "[redacted LESSON_API_KEY]" in (tmp_path / "t.jsonl").read_text()
+
+
+def test_the_longer_secret_wins():
+    redact = make_redactor({"A_KEY": "secret-value", "B_KEY": "secret-value-longer"})
+    assert redact("secret-value-longer secret-value") == "[redacted B_KEY] [redacted A_KEY]"
+
+
+# ---- commands
+
+def test_a_fence_that_does_not_start_is_tried_once_more(tmp_path):
+    assert run_command(tmp_path, "true", fence=Broken(until=2)) == "exit code 0\nfine"
+    fence = Broken()
+    with pytest.raises(ToolError, match="NOT RUN: no such wall") as caught:
+        run_command(tmp_path, "true", fence=fence)
+    assert fence.tries == 2 and caught.value.ends_run == "sandbox_lost"
+
+
+def test_a_lost_sandbox_ends_the_run(repo):
+    replies = [[call("run_command", cmd="true"), call("read_file", path="README.md")], [say("never")]]
+    run = run_agent("Work.", repo, "yes", model=offline(replies), fence=Broken())
+    assert run.status == "sandbox_lost" and run["steps"] == 1
+    results = run.history.messages[-1]["content"]
+    assert results[0]["content"].startswith("NOT RUN") and not results[1]["is_error"]
+
+
+@pytest.mark.parametrize("command, timeout", [("", 5), ("  ", 5), ("a\0b", 5), ("true", 0), ("true", -1), ("true", float("nan")), ("true", "soon"), (["true"], 5)])
+def test_impossible_commands_are_refused(tmp_path, command, timeout):
+    with pytest.raises(ToolError, match="timeout must be|command is empty|NUL"):
+        run_command(tmp_path, command, timeout, fence=ProcessFence())
+
+
+def test_a_command_never_outlives_the_run(repo):
+    began = time.monotonic()
+    run = run_agent("Work.", repo, "yes", model=offline([[call("run_command", cmd="echo begun; sleep 60", timeout=60)]] * 9), limits=Limits(wall_seconds=1.0), i_know=True)
+    assert run.status == "wall_clock" and time.monotonic() - began < 10
+    assert "begun" in run.history.messages[-1]["content"][0]["content"]
+
+
+def test_the_tools_do_not_show_what_is_ours_to_settle(repo):
+    properties = {d["name"]: set(d["input_schema"]["properties"]) for d in make_tools(repo).definitions}
+    assert properties["run_command"] == {"cmd", "timeout"} and properties["edit_file"] == {"path", "old", "new"}
+
+
+# ---- one call, and the whole agent
+
+def test_execute_never_raises(repo):
+    for block in ({}, {"id": "a"}, {"id": "a", "name": "read_file"}, {"id": "a", "name": None, "input": {}}, {"id": "a", "name": "run_command", "input": {"cmd": 5}}):
+        result = execute(repo, block, "yes")
+        assert result["is_error"] is True and len(result["content"]) > 8
+
+
+def test_execute_runs_what_is_permitted(repo):
+    result = execute(repo, {"id": "a", "name": "edit_file", "input": {"path": "n.txt", "old": "", "new": "x\n"}}, "yes")
+    assert result["tool_use_id"] == "a" and result["is_error"] is False and (repo / "n.txt").read_text() == "x\n"
+    assert execute(repo, {"id": "b", "name": "run_command", "input": {"cmd": "ls"}}, "no")["content"] == DENIED
+    assert execute(repo, {"id": "c", "name": "run_command", "input": {"cmd": "ls"}}, "no", allow=["ls"])["content"].startswith("exit code 0")
+
+
+def test_the_shape_that_scripts_rely_on(repo, tmp_path):
+    """The learner's own runner: a dictionary to unpack into a row, and a trace at a path whose folder does not exist yet."""
+    stats = run_agent("Which functions are there?", repo, mode="yes", trace=tmp_path / "traces" / "v1-locate-0.jsonl", i_know=True)
+    row = dict(label="v1", task="locate", rep=0, **stats)
+    assert {"status", "steps", "tok_in", "tok_out", "tool_errors"} <= set(row) and json.loads(json.dumps(row)) == row
+    events = [json.loads(line) for line in open(tmp_path / "traces" / "v1-locate-0.jsonl")]
+    started = events[0]["payload"]
+    assert started["fence"] == choose_fence("auto").name and started["probe"]["works"] and len(started["commit"]) == 40 and started["mode"] == "yes"
+
+
+def test_unattended_on_the_bare_process_fence_must_be_meant(repo):
+    with pytest.raises(UsageError, match="i_know=True"):
+        run_agent("Work.", repo, "yes", fence="process")
+    assert run_agent("Work.", repo, "yes", fence="process", i_know=True).status == "done"
+    assert run_agent("Work.", repo, "no", fence="process").status == "done"
+
+
+def test_a_sink_and_a_trace_get_the_same_events(repo, tmp_path):
+    events = []
+    run_agent("Work.", repo, "no", sink=events.append, trace=tmp_path / "t.jsonl")
+    assert [json.loads(line) for line in open(tmp_path / "t.jsonl")] == json.loads(json.dumps(events))
+
+
+def test_a_broken_screen_does_not_cost_the_trace(repo, tmp_path):
+    def screen(event):
+        raise RuntimeError("gone")
+    run = run_agent("Work.", repo, "no", sink=screen, trace=tmp_path / "t.jsonl")
+    assert run.status == "done" and run["events_lost"] > 0
+    assert json.loads((tmp_path / "t.jsonl").read_text().splitlines()[-1])["type"] == "run_ended"
+
+
+def test_version_one_errors_can_be_chosen(repo):
+    replies = [[call("edit_file", path="README.md", old="nothing like it", new="x")], [say("done")]]
+    texts = [run_agent("Edit.", repo, "yes", model=offline(replies), edit_errors=version, i_know=True).history.messages[2]["content"][0]["content"] for version in ("v1", "v2")]
+    assert texts[0] == "old text found 0 times in README.md" and texts[1].startswith(texts[0] + ". Nothing was changed.")
+
+
+def test_a_run_leaves_no_thread_no_process_and_no_open_file(repo):
+    def left():
+        return threading.active_count(), len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    work = [[call("run_command", cmd="sleep 0.1 & echo x"), call("read_file", path="README.md"), call("search", pattern="def")], [say("done")]]
+    run_agent("Work.", repo, "yes", model=offline(work), i_know=True)         # what is loaded once, is loaded now
+    before = left()
+    for _ in range(5):
+        model = offline(work)
+        assert run_agent("Work.", repo, "yes", model=model, i_know=True).status == "done"
+        model.close()
+    end = time.monotonic() + 3
+    while left() != before and time.monotonic() < end:
+        time.sleep(0.05)
+    assert left() == before
+
+
+def test_the_notebooks_way_to_run(repo):
+    run = asyncio.run(run_agent_in_notebook("Which functions are there?", repo, "no"))
+    assert run.status == "done"
+
+
+def test_the_notebooks_way_can_be_stopped(repo):
+    cancel = threading.Event()
+    threading.Timer(0.5, cancel.set).start()
+    model = offline([[call("run_command", cmd="sleep 60", timeout=60)], [say("never")]])
+    run = asyncio.run(run_agent_in_notebook("Work.", repo, "yes", model=model, cancel=cancel, i_know=True))
+    assert run.status == "interrupted"
