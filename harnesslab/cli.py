@@ -18,10 +18,9 @@ import threading
 import time
 import webbrowser
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 from . import __version__
-from .fake_api import FakeApi
 from .fences import choose_fence, describe
 from .formats import open_trace
 from .loop import Limits, Run, UsageError

@@ -28,7 +28,6 @@ from harnesslab.loop import (
     Usage,
     UsageError,
     cancelled,
-    encode_json,
     messages_body,
     pause,
     post,

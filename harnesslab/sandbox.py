@@ -10,6 +10,8 @@ __all__ = ['MODES', 'SYSTEM', 'IMPL', 'visible', 'describe_call', 'allowed_by_li
 # %% ../nbs/02_sandbox.ipynb #sandbox-imports
 import asyncio
 import contextlib
+import copy
+import functools
 import html
 import json
 import os
@@ -17,13 +19,10 @@ import platform
 import queue
 import re
 import shlex
-import subprocess
-
-# %% ../nbs/02_sandbox.ipynb #sandbox-more
-import sys
 import threading
 from pathlib import Path
 from typing import Annotated, Any, Callable, Iterable
+
 from .fences import Fence, choose_fence, close_idle
 from harnesslab.loop import (
     DENIED,
@@ -38,8 +37,6 @@ from harnesslab.loop import (
     run_loop,
     time_left,
 )
-
-# %% ../nbs/02_sandbox.ipynb #sandbox-more-2
 from .providers import connect
 from harnesslab.tools import (
     READ_ONLY,
@@ -219,6 +216,11 @@ IMPL: dict[str, Callable] = {
 "The lesson's tools by name."
 
 # %% ../nbs/02_sandbox.ipynb #sandbox-make-tools
+@functools.cache  # its schema is generated once; each run puts its own fence behind it
+def _command_tool() -> Tool:
+    return Tool(settle(run_command, fence=None))
+
+
 def make_tools(
     root: Path,
     fence: Fence | None = None,
@@ -229,7 +231,9 @@ def make_tools(
 ) -> Registry:
     """The lesson's five tools bound to one repo and one fence, and any extra ones. Results carry no
     secrets."""
-    tools = [*file_tools(edit_errors), Tool(settle(run_command, fence=fence)), *extra]
+    command = copy.copy(_command_tool())
+    command.function = functools.partial(run_command, fence=fence)
+    tools = [*file_tools(edit_errors), command, *extra]
     return Registry(root, tools, redact=make_redactor(), after_result=after_result)
 
 # %% ../nbs/02_sandbox.ipynb #sandbox-execute
@@ -368,24 +372,20 @@ def _about(root: Path, mode: str, fence: Fence) -> dict:
 
 
 def _commit(root: Path) -> str:
-    """The commit that the repo stands at, or an empty text. Reads a name only: nothing in the repo is run."""
-    environment = {
-        "PATH": os.environ.get("PATH", ""),
-        "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_CONFIG_GLOBAL": os.devnull,
-        "GIT_OPTIONAL_LOCKS": "0",
-    }
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(
-            ["git", "-c", "core.fsmonitor=false", "-c", "safe.directory=*", "rev-parse", "HEAD"],
-            cwd=root,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=5,
-        )
-        return done.stdout.strip() if done.returncode == 0 else ""
+    """The commit that the repo stands at, or an empty text. Reads git's own files: nothing in the repo is run."""
+    with contextlib.suppress(OSError, StopIteration, UnicodeDecodeError):
+        git = next(folder / ".git" for folder in (root, *root.parents) if (folder / ".git").exists())
+        if git.is_file():  # a worktree or a submodule: the file says where the folder is
+            git = git.parent / git.read_text().removeprefix("gitdir:").strip()
+        head = (git / "HEAD").read_text().strip()
+        if not head.startswith("ref:"):
+            return head
+        name = head.removeprefix("ref:").strip()
+        shared = git / (git / "commondir").read_text().strip() if (git / "commondir").exists() else git
+        if (shared / name).exists():
+            return (shared / name).read_text().strip()
+        packed = (shared / "packed-refs").read_text().splitlines()
+        return next(line.split()[0] for line in packed if line.endswith(f" {name}"))
     return ""
 
 # %% ../nbs/02_sandbox.ipynb #sandbox-notebook-code

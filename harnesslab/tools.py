@@ -26,7 +26,6 @@ import select
 import shutil
 import stat
 import subprocess
-import sys
 import sysconfig
 import threading
 import time
@@ -37,7 +36,7 @@ from typing import Annotated, Any, Callable, Iterable, Iterator
 
 import pydantic  # its parts load when they are first used, so importing harnesslab stays cheap
 
-from .loop import ToolResult, UsageError, cancelled, encode_json, mend, time_left
+from .loop import ToolResult, UsageError, cancelled, mend, time_left
 
 # %% ../nbs/01_tools.ipynb #tools-error-code
 class ToolError(Exception):
@@ -1028,10 +1027,13 @@ def file_tools(edit_errors: str = "v2") -> list[Tool]:
     where, or what the file has instead."""
     if edit_errors not in ("v1", "v2"):
         raise UsageError(f"edit_errors is 'v1' or 'v2', not {edit_errors!r}.")
+    return list(_file_tools(edit_errors))
 
-    edit = settle(edit_file, errors=edit_errors)
+
+@functools.cache  # generating schemas takes milliseconds, and a tool is the same for every run
+def _file_tools(edit_errors: str) -> tuple[Tool, ...]:
     readers = [Tool(function, read_only=True) for function in (list_dir, read_file, search)]
-    return [*readers, Tool(edit, changes="path")]
+    return (*readers, Tool(settle(edit_file, errors=edit_errors), changes="path"))
 
 
 def settle(function: Callable, **settled: Any) -> Callable:

@@ -236,3 +236,24 @@ def test_the_notebooks_way_can_be_stopped(repo):
     model = offline([[call("run_command", cmd="sleep 60", timeout=60)], [say("never")]])
     run = asyncio.run(run_agent_in_notebook("Work.", repo, "yes", model=model, cancel=cancel, i_know=True))
     assert run.status == "interrupted"
+
+
+def test_the_commit_is_read_from_gits_own_files(repo, tmp_path):
+    import subprocess
+    from harnesslab.sandbox import _commit
+
+    def git(*arguments, cwd=repo):
+        done = subprocess.run(["git", "-c", "user.name=t", "-c", "user.email=t@example.org", *arguments], cwd=cwd, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    assert _commit(repo) == git("rev-parse", "HEAD") == _commit(repo / "wordcount")
+    git("pack-refs", "--all")
+    assert _commit(repo) == git("rev-parse", "HEAD")
+    git("worktree", "add", str(tmp_path / "tree"))
+    git("commit", "--allow-empty", "-m", "more", cwd=tmp_path / "tree")
+    assert _commit(tmp_path / "tree") == git("rev-parse", "HEAD", cwd=tmp_path / "tree") != _commit(repo)
+    git("checkout", "-q", "--detach")
+    assert _commit(repo) == git("rev-parse", "HEAD")
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / ".git").write_text("gitdir: nowhere")
+    assert _commit(tmp_path / "bare") == "" and len(_commit(tmp_path)) in (0, 40)
