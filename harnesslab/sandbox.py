@@ -372,7 +372,8 @@ def _about(root: Path, mode: str, fence: Fence) -> dict:
 
 
 def _commit(root: Path) -> str:
-    """The commit that the repo stands at, or an empty text. Reads git's own files: nothing in the repo is run."""
+    """The commit that the repo stands at, or an empty text. Reads git's own files: nothing in the repo is
+    run."""
     with contextlib.suppress(OSError, StopIteration, UnicodeDecodeError):
         git = next(folder / ".git" for folder in (root, *root.parents) if (folder / ".git").exists())
         if git.is_file():  # a worktree or a submodule: the file says where the folder is
