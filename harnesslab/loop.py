@@ -1202,10 +1202,9 @@ def run_loop(
 ) -> "Run":
     """Ask the model, run its calls, hand back the results, until a stop condition holds.
 
-    `model(history, max_tokens)` returns a Reply or raises ModelError, and has `facts`; `tools` is a
-    registry; `gate` decides on calls that are not
-    read-only; `sink` takes every event; `about` is added to the first event; `cancel` stops the run from
-    another thread.
+    `model(history, max_tokens)` returns a Reply or raises ModelError, and has `facts`. `tools` is a registry.
+    `gate` decides on calls that are not read-only. `sink` takes every event, and `about` is added to the first.
+    `cancel` stops the run from another thread.
     Raises UsageError for limits that cannot hold. Nothing that a model or a tool does is raised.
     """
     check_limits(limits, model.facts)
@@ -1214,20 +1213,17 @@ def run_loop(
     threads, answers, stop, reply, error = _Threads(), {}, "interrupted", None, ""
     with run_clock(limits.wall_seconds, cancel):
         try:
-            _close_turn(history, answers, record)  # a history that was broken off elsewhere
+            _close_turn(history, answers, record)                   # a history that was broken off elsewhere
             _record_start(record, history, model, limits, about or {})
-            while (
-                stop := watch.before_call(history)
-            ) is None:  # max_steps, budget, wall_clock, context_full ...
-                reply = _ask(model, history, watch, record)  # one API call, retries inside
-                stop, keep = watch.after_reply(reply, history)  # done, truncated, refusal
-                calls = history.add_reply(reply) if keep else []  # untouched, first
+            while (stop := watch.before_call(history)) is None:     # max_steps, budget, wall_clock, ...
+                reply = _ask(model, history, watch, record)         # one API call, retries inside
+                stop, keep = watch.after_reply(reply, history)      # done, truncated, refusal
+                calls = history.add_reply(reply) if keep else []    # untouched, first
                 if stop:
                     break
-                history.add_results(
-                    run_calls(calls, tools, gate, watch, record, threads, answers)
-                )  # all, in one message
-                _say(watch, history, record)
+                results = run_calls(calls, tools, gate, watch, record, threads, answers)
+                history.add_results(results)                        # all of them, one message
+                _say(watch, history, record)                        # a word from the harness, if it has one
         except _ModelFailed as failure:
             stop, error = failure.args
         except KeyboardInterrupt:

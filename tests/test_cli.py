@@ -242,3 +242,33 @@ def test_demo_works(place):
     from conftest import ROOT
     done = subprocess.run([sys.executable, str(ROOT / "scripts" / "demo.py")], env=place[1], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
     assert done.returncode == 0 and "status        done" in done.stdout and len(traces(place)) == 1
+
+
+def test_view_writes_one_page_or_plain_text(place):
+    assert harnesslab(place, "run", "repo", "Which functions are there?", "--trace", "a.jsonl", "--html").returncode == 0
+    assert (place[0] / "a.html").read_text().startswith("<!") and "http://" not in re.sub(r"http://(www\.w3\.org|scripted)\S*", "", (place[0] / "a.html").read_text())
+    done = harnesslab(place, "view", "a.jsonl", "--no-open", "--out", "page.html")
+    assert done.returncode == 0 and done.stdout == "page.html\n" and (place[0] / "page.html").exists()
+    text = harnesslab(place, "view", "--plain", "a.jsonl").stdout
+    assert "1 task" in text and "list_dir" in text and "Which functions are there?" in text
+    assert harnesslab(place, "run", "repo", "Where is tokenize?", "--trace", "b.jsonl").returncode == 0
+    assert harnesslab(place, "view", "a.jsonl", "b.jsonl", "--no-open").returncode == 0 and (place[0] / "a.jsonl.html").exists()
+
+
+@pytest.mark.parametrize("arguments, says", [
+    (["view", "gone.jsonl"], "gone.jsonl"),
+    (["view", "repo/README.md"], "README.md"),
+    (["view", "t.jsonl", "t.jsonl", "t.jsonl"], "one or two"),
+    (["view", "t.jsonl", "--no-open", "--out", "no/such/folder/x.html"], "no/such/folder/x.html"),
+    (["doctor", "--fence", "bamboo"], "bamboo"),
+])
+def test_what_cannot_be_viewed_is_one_sentence(place, arguments, says):
+    (place[0] / "t.jsonl").write_text('{"v":1,"run":"r","n":0,"step":0,"time":1.0,"type":"run_started","payload":{"task":"x"}}\n')
+    done = harnesslab(place, *arguments)
+    assert done.returncode == 2 and says in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+def test_doctor_says_what_the_fence_stops_and_what_not(place):
+    done = harnesslab(place, "doctor")
+    assert done.returncode == 0 and re.search(r"^fence: (process|landlock|namespace|container)", done.stdout, re.MULTILINE)
+    assert "stops: " in done.stdout and "does not stop: an attack on the kernel itself" in done.stdout and "process: works" in done.stdout
