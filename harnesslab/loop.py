@@ -168,7 +168,7 @@ def pause(seconds: float) -> None:
 @dataclass(frozen=True)
 class Retry:
     """How stubborn to be. The six tries and 1, 2, 4, 8 s are the lesson's choice; official clients stop at
-    2 or 3 tries.
+    three tries.
 
     `first`, `longest`: seconds of the first wait and the cap on the doubling. `patience`: the longest wait
     that a server may ask for.

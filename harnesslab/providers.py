@@ -96,7 +96,7 @@ class _DeadlineBackend:
 
 @functools.cache
 def _certificates():
-    return httpx.create_ssl_context()  # 20 ms of reading files: once is enough
+    return httpx.create_ssl_context()  # reads many files: once is enough
 
 
 def make_client(transport: httpx.BaseTransport | None = None) -> httpx.Client:
