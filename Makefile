@@ -60,7 +60,7 @@ figures: $(VENV)/.dev
 
 lock: $(VENV)/.dev
 	@$(INSTALL) uv
-	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-emit-index-url --extra lab --extra mcp --extra dev pyproject.toml --output-file requirements.lock
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-emit-index-url --all-extras pyproject.toml --output-file requirements.lock
 
 clean:
 	@rm -rf $(VENV) build dist *.egg-info
