@@ -19,6 +19,7 @@ import re
 import threading
 import time
 from dataclasses import asdict, dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator
 
@@ -98,32 +99,58 @@ def _parse(line: bytes) -> dict | None:
     return None
 
 # %% ../nbs/03_traces.ipynb #traces-parse-file
-def _read_events(path: Path) -> tuple[list[dict], int]:
-    """(all events of a file, the number of lines that are none). Lines without any text do not count."""
-    events, bad, loads = [], 0, _loads()
+_LINES = 256  # that are read and looked at together: few enough to stay in the processor's cache
+
+
+def _value_blocks(path: Path) -> Iterator[list]:
+    """The values of a file's lines, some hundred at a time; None for a line that cannot be read. Lines without
+    any text are left out."""
     try:
-        with open(path, "rb") as file, _no_collector():
-            for line in file:
-                try:
-                    event = loads(line)
-                except (ValueError, RecursionError):
-                    event = _parse(line)  # slower, and more patient
-                if _is_event(event):
-                    events.append(event)
-                else:
-                    bad += not line.isspace()
-                if not line.endswith(b"\n"):
-                    break  # the file grows as we read: its other half must not count as a line of its own
+        with open(path, "rb") as file:
+            rest = b""
+            while block := file.read(1 << 16):
+                lines = (rest + block).split(b"\n")
+                rest = lines.pop()
+                for start in range(0, len(lines), _LINES):
+                    yield _values(lines[start : start + _LINES])
+            yield _values([rest])  # the last line may be torn, or still growing
     except OSError as error:
         raise UsageError(f"The trace {path} cannot be read: {error.strerror}.") from None
-    return events, bad
+
+
+def _values(lines: list[bytes]) -> list:
+    loads = _loads()
+    try:
+        return list(map(loads, lines))
+    except (ValueError, RecursionError):  # slower, and more patient
+        return [_value(line, loads) for line in lines if line and not line.isspace()]
+
+
+def _value(line: bytes, loads: Callable[[bytes], Any]) -> Any:
+    try:
+        return loads(line)
+    except (ValueError, RecursionError):
+        return _parse(line)
+
+
+def _read_events(path: Path) -> tuple[list[dict], int]:
+    """(all events of a file, the number of lines that are none)."""
+    with _no_collector():
+        return _sorted_out(itertools.chain.from_iterable(_value_blocks(path)))
 
 
 def _sorted_out(values: Iterable) -> tuple[list[dict], int]:
     """(the events among these values, the number of the others)."""
     values = list(values)
+    with contextlib.suppress(KeyError, TypeError):  # the common case, without a look at each: all are events
+        kinds = ((set(map(type, map(itemgetter(key), values))), kind) for key, kind in _EVENT.items())
+        if set(map(type, values)) == {dict} and all(found == {kind} for found, kind in kinds):
+            return values, 0
     events = [value for value in values if _is_event(value)]
     return events, len(values) - len(events)
+
+
+_EVENT = {"type": str, "payload": dict}
 
 
 @contextlib.contextmanager
@@ -587,81 +614,130 @@ def to_dataframe(source: "Trace | str | Path | Iterable[dict] | list[str | Path]
     import numpy as np
     import pandas as pd
 
+    known: dict[str, dict] = {"run": {}, "type": {}, "name": {}}  # text that repeats, to its number
+    blocks: dict[str, list] = {name: [] for name in _COLUMNS}
     with _no_collector():
-        events = _all_events(source)
-        types, payloads = [e["type"] for e in events], [e["payload"] for e in events]
-        frame = {
-            "run": _category([e.get("run", "") for e in events]),
-            "n": np.array([_whole(e.get("n")) for e in events], dtype="int64"),
-            "step": np.array([_whole(e.get("step")) for e in events], dtype="int64"),
-            "time": np.array([_number(e.get("time")) for e in events], dtype=float),
-            "type": _category(types),
-            "name": _category([p.get("name") for p in payloads]),
-            "id": _objects([p.get("id") for p in payloads]),
-        }
-        frame |= _numbers(types, payloads)
-        frame["payload"] = _objects(payloads)
+        for events in _event_blocks(source):
+            for name, values in _columns(events, known).items():
+                blocks[name].append(values)
+        frame = {name: _joined(parts) for name, parts in blocks.items()}
+        for name, numbers in known.items():
+            frame[name] = pd.Categorical.from_codes(np.asarray(frame[name], dtype=np.int32), list(numbers))
         return pd.DataFrame(frame, copy=False)
 
 
-def _all_events(source: Any) -> list[dict]:
-    if hasattr(source, "events"):
-        return source.events
-    if isinstance(source, str | Path):
-        return _read_events(Path(source))[0]
-    rows = list(source)
-    if rows and isinstance(rows[0], str | Path):
-        return [event for path in rows for event in _read_events(Path(path))[0]]
-    return _sorted_out(rows)[0]
-
-# %% ../nbs/03_traces.ipynb #traces-frame-help
-def _category(values: list) -> Any:
-    """Text that repeats, stored once and numbered: a tenth of the memory, and quick to filter."""
+def _joined(parts: list) -> Any:
+    """One column from its blocks: arrays of numbers, or lists of anything else."""
     import numpy as np
     import pandas as pd
 
-    known: dict[Any, int] = {}
-    codes = [-1 if value is None else known.setdefault(str(value), len(known)) for value in values]
-    return pd.Categorical.from_codes(np.array(codes, dtype=np.int32), list(known))
+    if parts and isinstance(parts[0], np.ndarray):
+        return np.concatenate(parts)
+    values = list(itertools.chain.from_iterable(parts))
+    return pd.Series(np.fromiter(values, object, len(values)), dtype=object, copy=False)
 
 
-def _objects(values: list) -> Any:
+def _event_blocks(source: Any) -> Iterator[list[dict]]:
+    """Some hundred events at a time: they are turned into columns while the processor still has them at hand."""
+    if isinstance(source, str | Path):
+        values = _value_blocks(Path(source))
+    else:
+        rows = list(getattr(source, "events", source))
+        if rows and isinstance(rows[0], str | Path):
+            for path in rows:
+                yield from _event_blocks(path)
+            return
+        values = (rows[start : start + _LINES] for start in range(0, len(rows), _LINES))
+    for block in values:
+        yield _sorted_out(block)[0]
+
+# %% ../nbs/03_traces.ipynb #traces-frame-help
+_TOKENS = ("fresh", "cache_read", "cache_write", "output")
+_COLUMNS = (
+    *("run", "n", "step", "time", "type", "name", "id", "seconds"),
+    *(*_TOKENS, "chars", "is_error", "payload"),
+)
+
+
+def _columns(events: list[dict], known: dict[str, dict]) -> dict:
+    """The columns of some events, as arrays; repeated text as its number in `known`."""
     import numpy as np
 
-    out = np.empty(len(values), dtype=object)
-    out[:] = values
-    return out
+    types, payloads = _field(events, "type"), _field(events, "payload")
+    columns = {
+        "run": _numbered(_field(events, "run", ""), known["run"]),
+        "n": _array(_field(events, "n"), np.int64, _whole),
+        "step": _array(_field(events, "step"), np.int64, _whole),
+        "time": _array(_field(events, "time"), float, _number),
+        "type": _numbered(types, known["type"]),
+        "name": _numbered([p.get("name") for p in payloads], known["name"]),
+        "id": [p.get("id") for p in payloads],
+        "payload": payloads,
+    }
+    return columns | _numbers(types, payloads)
 
 
+def _field(rows: list[dict], name: str, default: Any = None) -> list:
+    """One field of each; the quick way works where all have it."""
+    try:
+        return list(map(itemgetter(name), rows))
+    except KeyError:
+        return [row.get(name, default) for row in rows]
+
+
+def _numbered(values: list, known: dict) -> Any:
+    """Text that repeats, as numbers: a tenth of the memory, and quick to filter. None is -1."""
+    import numpy as np
+
+    if not set(map(type, values)) <= {str, type(None)}:
+        values = [value if value is None else str(value) for value in values]
+    different = set(values)
+    for value in sorted(different - known.keys() - {None}):
+        known[value] = len(known)
+    number = {**known, None: -1} if None in different else known
+    if len(different) == 1:
+        return np.full(len(values), number[values[0]], np.int32)
+    return np.fromiter(map(number.__getitem__, values), np.int32, len(values))
+
+
+def _array(values: list, kind: Any, patient: Callable[[Any], Any]) -> Any:
+    """An array of numbers; `patient` is asked only where some are of another type."""
+    import numpy as np
+
+    quick = set(map(type, values)) <= ({int} if kind is np.int64 else {int, float})
+    try:
+        return np.fromiter(values if quick else map(patient, values), kind, len(values))
+    except OverflowError:
+        return np.fromiter(map(patient, values), kind, len(values))
+
+# %% ../nbs/03_traces.ipynb #traces-frame-numbers
 def _numbers(types: list[str], payloads: list[dict]) -> dict:
     """The columns that only some types of event have, filled in where they are."""
     import numpy as np
 
-    rows = {
-        kind: [i for i, type in enumerate(types) if type == kind]
-        for kind in ("model_replied", "tool_returned")
-    }
-    names = ("seconds", "fresh", "cache_read", "cache_write", "output", "chars", "is_error")
-    columns = {name: np.full(len(types), np.nan) for name in names}
+    replied = [i for i, kind in enumerate(types) if kind == "model_replied"]
+    returned = [i for i, kind in enumerate(types) if kind == "tool_returned"]
+    columns = {name: np.full(len(types), np.nan) for name in (*_TOKENS, "seconds", "chars", "is_error")}
 
-    def fill(name: str, kind: str, value: Callable[[dict], Any]) -> None:
-        columns[name][rows[kind]] = [_number(value(payloads[row])) for row in rows[kind]]
+    def fill(name: str, rows: list[int], values: Iterable) -> None:
+        columns[name][rows] = _array(list(values), float, _number)
 
-    fill("seconds", "model_replied", lambda p: p.get("seconds"))
-    fill("seconds", "tool_returned", lambda p: p.get("seconds"))
-    fill("chars", "tool_returned", lambda p: len(str(p.get("content", ""))))
-    fill("is_error", "tool_returned", lambda p: bool(p.get("is_error")))
-    for name in ("fresh", "cache_read", "cache_write", "output"):
-        fill(
-            name,
-            "model_replied",
-            lambda p: p["usage"].get(name) if isinstance(p.get("usage"), dict) else None,
-        )
+    replies, results = [payloads[i] for i in replied], [payloads[i] for i in returned]
+    usages = list(map(_dict, _field(replies, "usage")))
+    for name in _TOKENS:
+        fill(name, replied, _field(usages, name))
+    fill("seconds", replied, _field(replies, "seconds"))
+    fill("seconds", returned, _field(results, "seconds"))
+    fill("chars", returned, map(len, map(str, _field(results, "content", ""))))
+    fill("is_error", returned, map(int, map(bool, _field(results, "is_error"))))
     return columns
 
 
 def _number(value: Any) -> float:
-    return value if isinstance(value, int | float) else math.nan
+    """A number, or a missing value in the place of anything else and of what no float can hold."""
+    with contextlib.suppress(OverflowError):
+        return float(value) if isinstance(value, int | float) else math.nan
+    return math.nan
 
 
 def _whole(value: Any) -> int:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from harnesslab import traces
 from harnesslab.fake_api import FakeApi, Fault
 from harnesslab.loop import EventLog, History, Limits, Prices, Retry, UsageError, mend, run_loop
 from harnesslab.providers import FACTS, AnthropicModel, make_client, offline
@@ -533,3 +534,43 @@ def test_a_table_of_many_files(walk, tmp_path):
 def test_import_loads_no_pandas():
     code = "import sys, harnesslab.traces; assert not {'pandas', 'altair', 'numpy'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env=os.environ).returncode == 0
+
+
+ODD = st.one_of(st.none(), st.booleans(), st.integers(-5, 5), st.just(2**70), st.floats(allow_nan=False), st.text(max_size=3), st.lists(st.integers(), max_size=2))
+ODD_PAYLOAD = st.dictionaries(st.sampled_from(["name", "id", "seconds", "content", "is_error", "usage"]), st.one_of(ODD, st.dictionaries(st.sampled_from(["fresh", "output"]), ODD)))
+ODD_EVENT = st.fixed_dictionaries({"type": st.sampled_from(["model_replied", "tool_returned", "nudged"]), "payload": ODD_PAYLOAD},
+                                  optional={"run": ODD, "n": ODD, "step": ODD, "time": ODD})
+
+
+@settings(deadline=None)
+@given(st.lists(ODD_EVENT, max_size=12), st.integers(1, 5))
+def test_the_table_takes_whatever_stands_in_an_event(events, block):
+    """Quick ways for ordinary events give what a look at each event gives, whatever is in them and however they are cut into blocks."""
+    before, traces._LINES = traces._LINES, block
+    try:
+        table = to_dataframe(events)
+    finally:
+        traces._LINES = before
+
+    def number(value):
+        try:
+            return float(value) if isinstance(value, (int, float)) else None
+        except OverflowError:
+            return None
+
+    def whole(value):
+        return value if isinstance(value, int) and abs(value) < 2**63 else -1
+    assert len(table) == len(events)
+    for row, event in zip(table.itertuples(), events):
+        payload, kind = event["payload"], event["type"]
+        usage = payload.get("usage") if kind == "model_replied" and isinstance(payload.get("usage"), dict) else {}
+        wanted = {"n": whole(event.get("n")), "step": whole(event.get("step")), "time": number(event.get("time")), "fresh": number(usage.get("fresh")), "output": number(usage.get("output")),
+                  "seconds": number(payload.get("seconds")) if kind != "nudged" else None,
+                  "chars": len(str(payload.get("content", ""))) if kind == "tool_returned" else None,
+                  "is_error": float(bool(payload.get("is_error"))) if kind == "tool_returned" else None}
+        for name, value in wanted.items():
+            got = getattr(row, name)
+            assert got == value or value is None and got != got, (name, got, value)
+        assert row.payload == payload and row.type == kind
+        assert row.run == str(event.get("run", "")) or event.get("run", "") is None
+        assert row.name == (None if payload.get("name") is None else str(payload["name"])) or payload.get("name") is None
