@@ -168,7 +168,7 @@ def open_trace(path: str | Path | Trace, *, which: int = 0, max_bytes: int = MAX
     `path`: a file, or a folder of OpenHands event files. `which`: which run of a file with several, counted
     from 0; ours are chosen by `read_trace`.
     `max_bytes`: how large a foreign file may be, unpacked; a trace of ours may be eight times as large.
-    Every event of a foreign trace keeps the record that it was made from under "raw". Usage is in our
+    An ATIF run that goes on in other files of the same folder is read as one. Every event of a foreign trace keeps the record that it was made from under "raw". Usage is in our
     normal form. Secrets are taken out.
     Raises UsageError, one sentence, for a file that cannot be read, is too large, is damaged or is of an
     unknown kind.
@@ -195,6 +195,8 @@ def open_trace(path: str | Path | Trace, *, which: int = 0, max_bytes: int = MAX
         if found is None:
             raise FormatError(f"is {_what_it_is(value)}, and no trace of a kind known here")
         name = f"a trace of {found[0].name}"
+        if found[0].name == "ATIF":
+            _append_continuations(found[1], path, max_bytes)
         found[0].read(found[1], which, events)
         return _as_trace(events, found[0].name, path, bad)
     except UsageError:
@@ -207,6 +209,30 @@ def open_trace(path: str | Path | Trace, *, which: int = 0, max_bytes: int = MAX
     except (TypeError, LookupError, ValueError, AttributeError, RecursionError, OverflowError) as error:
         what = f"{type(error).__name__}, {' '.join(str(error).split())[:100]}"
         raise UsageError(f"{path} looks like {name}, but it breaks at {events.at}: {what}.") from error
+
+# %% ../nbs/appendix/formats.ipynb #formats-continued-code
+def _append_continuations(data: dict, path: Path, limit: int) -> None:
+    """Add the steps of the files in which an ATIF run goes on. The last part's end and sums are those of the
+    whole."""
+    seen, left = {path.name}, limit
+    while isinstance(name := data.get("continued_trajectory_ref"), str) and name not in seen:
+        part = path.parent / name
+        try:
+            if part.name != name or not part.is_file() or part.stat().st_size > left:
+                return  # the reader says where the run goes on
+            text = part.read_bytes()
+            more = parse_text(redact(_decode(text)))[0]
+        except (OSError, ValueError, RecursionError):
+            return
+        seen.add(name)
+        left -= len(text)
+        if not isinstance(more, dict) or not isinstance(more.get("steps"), list):
+            return
+        for key in ("steps", "subagent_trajectories"):
+            if isinstance(more.get(key), list):
+                data[key] = (data.get(key) or []) + more[key]
+        data["continued_trajectory_ref"] = more.get("continued_trajectory_ref")
+        data.update({key: more[key] for key in ("final_metrics", "extra") if key in more})
 
 # %% ../nbs/appendix/formats.ipynb #formats-door-parts
 def _read_bytes(path: Path, limit: int) -> bytes | None:

@@ -82,7 +82,7 @@ def _read_atif(data: dict, which: int, events: Events) -> Events:
             reported=reported,
         )
     elif more:
-        events.said("system", f"The run goes on in {text_of(more)}.", None, head)
+        events.said("system", f"The run goes on in {text_of(more)}, which was not read.", None, head)
     for name, sub in inside.items():
         if isinstance(sub.get("steps"), list):
             events.adopt(adopted.get(name, f"sub-agent {name}"), _read_atif(sub, 0, Events()))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from harnesslab.formats import FORMATS, MAX_BYTES, open_trace, redact, to_atif, to_otlp
 from harnesslab.importers import count, moment, openai_usage, status_of, text_of
 from harnesslab.loop import STATUSES
-from harnesslab.traces import Trace, UsageError, fold
+from harnesslab.traces import Trace, UsageError, fold, summary
 
 HERE = Path(__file__).resolve().parent
 SAMPLES = HERE / "data" / "formats"
@@ -640,3 +640,39 @@ def test_real_files():
         check_atif(to_atif(trace))
         check_otlp(to_otlp(trace))
     assert seen >= 20
+
+
+def atif_part(steps, **more):
+    agent = {"name": "a", "version": "1", "model_name": "m"}
+    return json.dumps({"schema_version": "ATIF-v1.7", "session_id": "s", "agent": agent, "steps": steps, **more})
+
+
+def test_an_atif_run_in_several_files_is_one_run(tmp_path):
+    step = lambda n, text, **more: {"step_id": n, "source": "agent", "message": text, "metrics": {"prompt_tokens": 10, "completion_tokens": 1}, **more}
+    user = {"step_id": 1, "source": "user", "message": "Go."}
+    (tmp_path / "a.json").write_text(atif_part([user, step(2, "one")], continued_trajectory_ref="a.cont-1.json", final_metrics={"total_prompt_tokens": 10}))
+    (tmp_path / "a.cont-1.json").write_text(atif_part([{**user, "is_copied_context": True}, step(2, "two")], continued_trajectory_ref="a.cont-2.json"))
+    (tmp_path / "a.cont-2.json").write_text(atif_part([step(1, "three")], final_metrics={"total_prompt_tokens": 30}))
+    trace = open_trace(tmp_path / "a.json")
+    assert [r["content"][0]["text"] for r in of(trace, "model_replied")] == ["one", "two", "three"]
+    assert trace.end["answer"] == "three" and trace.end["status"] == "done" and summary(trace)["tok_in"] == 30
+
+
+@pytest.mark.parametrize("name", ["a.json", "../b.json", "/etc/hostname", "sub/b.json", "missing.json", "broken.json", "list.json", "", "x" * 400])
+def test_a_continuation_elsewhere_or_in_a_circle_is_not_followed(tmp_path, name):
+    (tmp_path / "sub").mkdir()
+    steps = [{"step_id": 1, "source": "user", "message": "Go."}, {"step_id": 2, "source": "agent", "message": "one"}]
+    for other in ("b.json", "sub/b.json"):
+        (tmp_path / other).write_text(atif_part([{"step_id": 1, "source": "agent", "message": "SECRET"}]))
+    (tmp_path / "broken.json").write_text('{"steps": [')
+    (tmp_path / "list.json").write_text("[1]")
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    for file in ("broken.json", "list.json"):
+        (inner / file).write_bytes((tmp_path / file).read_bytes())
+    (inner / "a.json").write_text(atif_part(steps, continued_trajectory_ref=name))
+    trace = open_trace(inner / "a.json")
+    assert [r["content"][0]["text"] for r in of(trace, "model_replied")] == ["one"]
+    assert "SECRET" not in json.dumps(trace.events)
+    if name:
+        assert f"goes on in {name}, which was not read" in of(trace, "history_edited")[-1]["text"]
