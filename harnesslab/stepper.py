@@ -341,15 +341,17 @@ def page_data(
     live: bool = False,
     can_stop: bool = False,
     notice: str = "",
+    kernel: str = "",
 ) -> dict:
     """Everything that a page shows of one run, or of two: plain values, ready for JSON.
 
-    `prices` replace those that the trace recorded. `live` marks a run that is still being written.
+    `prices` replace those that the trace recorded. `live` marks a run that is still being written;
+    `kernel` is the id of the Jupyter kernel that the stop button interrupts.
     Raises UsageError for a file that cannot be read.
     """
     traces = [read_trace(one) for one in (trace, other) if one is not None]
     runs = [_run(one, prices, live and one.end is None, can_stop) for one in traces]
-    page = {"runs": runs, "rows": None, "parted": -1, "cut": _CUT, "notice": notice}
+    page = {"runs": runs, "rows": None, "parted": -1, "cut": _CUT, "notice": notice, "kernel": kernel}
     return page | (_align(*traces) if other is not None else {})
 
 
@@ -461,7 +463,7 @@ def _preview(event: dict) -> str:
 
 # %% ../nbs/appendix/stepper.ipynb #stepper-html
 def _asset(name: str) -> str:
-    """A file of the page: `stepper.js` or `stepper.css`."""
+    """A file of the page: `stepper.js`, `stepper.css` or `interrupt.js`."""
     return resources.files("harnesslab").joinpath("data", name).read_text(encoding="utf-8")
 
 
@@ -520,6 +522,12 @@ def to_html(
     return path
 
 # %% ../nbs/appendix/stepper.ipynb #stepper-widget
+_RENDER = """
+const render = (context) => harnesslabStepper.render(context, harnesslabInterrupt);
+export default { render };
+"""
+
+
 @functools.cache
 def _widget_class() -> type:
     """The widget's class. It is made when first needed, so that importing this module loads no widgets."""
@@ -532,7 +540,7 @@ def _widget_class() -> type:
         ) from None
 
     class StepperWidget(anywidget.AnyWidget):
-        _esm = _asset("stepper.js") + "\nexport default { render: harnesslabStepper.render };\n"
+        _esm = _asset("stepper.js") + _asset("interrupt.js") + _RENDER
         _css = _asset("stepper.css")
         data = traitlets.Bytes(b"").tag(sync=True)
         step = traitlets.Int(0).tag(sync=True)  # 0: nobody has said where to stand
@@ -638,12 +646,15 @@ def _view_class() -> type:
                 trace = _read(self._sources[self.run_menu.value][1], live or bool(notice))
                 other = None if beside is None else _read(self._sources[beside][1], False)
                 prices, can_stop = self._prices[self.price_menu.value], self._cancel is not None
-                self._page = page_data(trace, other, prices, live=live, can_stop=can_stop, notice=notice)
+                kernel = _kernel_id() if self._cancel == "kernel" else ""
+                self._page = page_data(
+                    trace, other, prices, live=live, can_stop=can_stop, notice=notice, kernel=kernel
+                )
                 self.stepper.data = _to_json(self._page)
                 return live and trace.end is None
 
         def _told(self, widget: Any, content: Any, buffers: Any) -> None:
-            if isinstance(content, dict) and content.get("stop") and self._cancel is not None:
+            if isinstance(content, dict) and content.get("stop") and hasattr(self._cancel, "set"):
                 self._cancel.set()
 
         def _stop_following(self) -> None:
@@ -679,7 +690,17 @@ def _read(source: Any, may_be_missing: bool) -> Trace:
     return read_trace(source)
 
 
-def _running(source: Any, follow: bool | None, cancel: threading.Event | None) -> Path | None:
+def _kernel_id() -> str:
+    """The id by which the Jupyter server knows this kernel, or an empty text outside one."""
+    try:
+        from ipykernel.connect import get_connection_file
+
+        return Path(get_connection_file()).stem.removeprefix("kernel-")
+    except (ImportError, RuntimeError):
+        return ""
+
+
+def _running(source: Any, follow: bool | None, cancel: Any) -> Path | None:
     """The file to follow, or None. Left to itself, it follows what was written within the last minute."""
     path = source if isinstance(source, str | Path) else None
     if path is None or follow is False:
@@ -724,7 +745,7 @@ def step_through(
     other: TraceLike | None = None,
     *,
     prices: Prices | dict[str, Prices | None] | None = None,
-    cancel: threading.Event | None = None,
+    cancel: threading.Event | str | None = None,
     follow: bool | None = None,
 ) -> Any:
     """A widget that walks through a run event by event. Show it as the last value of a cell.
@@ -733,8 +754,9 @@ def step_through(
     dictionary from name to trace. `other`: a second run, shown beside the first.
     `prices`: what to count with instead of the recorded prices; a dictionary from name to prices makes a
     menu of them.
-    `cancel`: the event that was given to `run_agent`; with it comes a stop button. The run must then go on in
-    a thread: a kernel that is busy with a cell hears no button. `follow`: whether to follow a file that is
+    `cancel`: with it comes a stop button. The event that was given to `run_agent`, for a run in a thread (a
+    kernel that is busy with a cell hears no button); or "kernel", for a run in a cell: then the button asks the
+    Jupyter server to interrupt the kernel. `follow`: whether to follow a file that is
     still being written (default: if `cancel` is given, or it was written to within the last minute).
     Raises UsageError for a file that cannot be read, and when the widget's packages are missing.
     """
@@ -744,5 +766,7 @@ def step_through(
     if other is not None:
         beside = len(sources)
         sources += _sources(other)[:1]
+    if isinstance(cancel, str) and cancel != "kernel":
+        raise UsageError(f'cancel is an event or "kernel", not {cancel!r}.')
     menu = {"given": prices} if isinstance(prices, Prices) else {"as recorded": None, **(prices or {})}
     return _view_class()(sources, 0, beside, menu, cancel, follow)

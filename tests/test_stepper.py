@@ -601,3 +601,41 @@ def test_live_follow_and_stop(lab):
     assert stepper.locator(".hls-stop").is_hidden()
     assert page.evaluate("() => document.activeElement.className") == "hls-list"    # the button went away, the focus did not
     assert page.evaluate(ASK_KERNEL, "stop.is_set()") == "True"
+
+
+BLOCKING = """import tempfile, time
+from harnesslab import make_repo, run_agent
+from IPython.display import display
+folder = tempfile.TemporaryDirectory()
+display(step_through(folder.name + "/run.jsonl", cancel="kernel"))
+blocked = run_agent("Fix it.", make_repo(folder.name + "/repo"), "no", model="scripted/walkthrough", trace=folder.name + "/run.jsonl",
+                    sink=lambda event: time.sleep(3 if event["n"] > 8 else 0.05))"""
+
+
+@needs_browser
+@linux_only
+def test_the_stop_button_ends_a_run_that_blocks_its_cell(lab):
+    """The kernel is busy with the cell and hears no message; the button asks the server to interrupt it."""
+    page, outside = lab
+    shown = page.locator(".hls").count()
+    page.evaluate("""(source) => {
+        const notebook = window.jupyterapp.shell.currentWidget.content;
+        notebook.model.sharedModel.addCell({cell_type: 'code', source});
+        notebook.activeCellIndex = notebook.widgets.length - 1;
+        window.jupyterapp.commands.execute('notebook:run-cell'); }""", BLOCKING)
+    page.wait_for_function("(n) => document.querySelectorAll('.hls').length > n && document.querySelectorAll('.hls')[n].querySelectorAll('.hls-row').length > 2", arg=shown, timeout=30_000)
+    stepper = page.locator(".hls").nth(shown)
+    assert "running" in stepper.locator(".hls-head").inner_text()
+    assert page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.status") == "busy"
+    stepper.get_by_role("button", name="stop the run").click()
+    page.wait_for_function("(n) => document.querySelectorAll('.hls-head')[n].textContent.includes('interrupted')", arg=shown, timeout=20_000)
+    page.wait_for_function("() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.status === 'idle'", timeout=20_000)
+    assert page.evaluate(ASK_KERNEL, "blocked.status") == "'interrupted'"
+    page.evaluate(ASK_KERNEL, "folder.cleanup()")
+
+
+def test_only_an_event_or_the_kernel_can_be_stopped(tmp_path):
+    path = write(tmp_path / "trace.jsonl", make_events())
+    with pytest.raises(UsageError, match='an event or "kernel"'):
+        step_through(path, cancel="cell")
+    assert json.loads(step_through(path, cancel="kernel").stepper.data)["kernel"] == ""     # no kernel here

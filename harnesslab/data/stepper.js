@@ -815,8 +815,8 @@ const harnesslabStepper = (() => {
     }
   }
 
-  // In a notebook: data come as bytes, the step goes back after 120 ms of quiet.
-  function render({ model, el }) {
+  // In a notebook: data come as bytes, the step goes back after 120 ms of quiet. `interrupt(id)` stops a kernel that hears no message.
+  function render({ model, el }, interrupt) {
     const root = make("div", "");
     el.append(root);
     const read = () => JSON.parse(new TextDecoder().decode(model.get("data")));
@@ -829,7 +829,10 @@ const harnesslabStepper = (() => {
           model.save_changes();
         }, 120);
       },
-      onStop: () => model.send({ stop: true }),
+      onStop() {
+        if (!stepper.page.kernel) model.send({ stop: true });
+        else interrupt(stepper.page.kernel).catch(() => stepper.stopButton.replaceChildren("press the notebook's own ■ button"));
+      },
     });
     const newData = () => stepper.setPage(read());
     const newStep = () => model.get("step") !== stepper.position + 1 && stepper.go(model.get("step") - 1, true);
