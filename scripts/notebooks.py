@@ -1,4 +1,5 @@
-"""Bring everything that is derived from the notebooks up to date: the modules, the notebooks' own clean form, and README.md.
+"""Bring everything that is derived from the notebooks up to date: the modules, the notebooks' own clean form,
+README.md, and the drawings.
 
     python scripts/notebooks.py [FOLDER]     FOLDER: the checkout to work on (default: the one this file is in)
     python scripts/notebooks.py --figures    run the notebooks that have figures, and keep their pictures in them
@@ -13,6 +14,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+import drawings
 
 KEEP_OUTPUT = "keep-output"        # the tag of the few cells whose output is part of the page
 
@@ -104,3 +107,4 @@ if __name__ == "__main__":
         export(checkout)
         clean(checkout)
         readme(checkout)
+        drawings.write(checkout / "nbs" / "figures")
