@@ -9,7 +9,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 LAB_SETTINGS = $(VENV)/share/jupyter/lab/settings
 LAB_FLAGS = $(if $(filter 0,$(shell id -u)),--allow-root) --LabApp.default_url=/lab/tree/nbs/00_loop.ipynb
 
-.PHONY: help lab test demo bench bench-peers notebooks figures lock clean
+.PHONY: help lab test demo bench bench-peers notebooks figures site lock clean
 
 help:
 	@echo "make lab          set everything up and open JupyterLab at the first lesson"
@@ -17,6 +17,7 @@ help:
 	@echo "make demo         the agent on the sample repo, without a browser"
 	@echo "make notebooks    export the modules, clean the notebooks, write README.md"
 	@echo "make figures      run the notebooks that have figures, and keep the pictures in them"
+	@echo "make site         build the static site of the notebooks: build/site/index.html"
 	@echo "make bench        measure against a bare loop (make bench-peers: also against other harnesses)"
 
 $(BIN)/python:
@@ -36,6 +37,10 @@ $(VENV)/.lab: $(VENV)/.base scripts/lab_overrides.json
 $(VENV)/.dev: $(VENV)/.lab
 	@echo "installing what the tests need"
 	@$(INSTALL) --editable '.[lab,mcp,dev]' && touch $@
+
+$(VENV)/.site: $(VENV)/.base
+	@echo "installing what the site is made with"
+	@$(INSTALL) --editable '.[site]' && touch $@
 
 lab: $(VENV)/.lab
 	@$(BIN)/jupyter lab $(LAB_FLAGS)
@@ -57,6 +62,9 @@ notebooks: $(VENV)/.dev
 
 figures: $(VENV)/.dev
 	@$(BIN)/python scripts/notebooks.py --figures
+
+site: $(VENV)/.site
+	@$(BIN)/python scripts/build_site.py
 
 lock: $(VENV)/.dev
 	@$(INSTALL) uv
