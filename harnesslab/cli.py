@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__
+from .commands import add_commands
 from .fences import choose_fence, describe
 from .formats import open_trace
 from .loop import Limits, Run, UsageError
-from .providers import AnthropicModel, check_reachable, connect
+from .providers import Model, check_reachable, connect
 from .sandbox import make_redactor, run_agent, visible
 from .scripted import POLICIES, make_repo, scripted_api
 from .stepper import plain, to_html
@@ -33,12 +34,17 @@ from .traces import Trace
 # %% ../nbs/appendix/cli.ipynb #cli-live-code
 class LiveLines:
     """A sink that prints one line an event as the run goes on. `opening`: a line to begin with; `width`:
-    columns; `colour`: whether to use terminal colours."""
+    columns; `colour`: whether to use terminal colours; `streamed`: the model's words are shown by others."""
 
     def __init__(
-        self, out: Any = None, colour: bool | None = None, width: int | None = None, opening: str = ""
+        self,
+        out: Any = None,
+        colour: bool | None = None,
+        width: int | None = None,
+        opening: str = "",
+        streamed: bool = False,
     ):
-        self.out, self.opening = out or sys.stdout, opening
+        self.out, self.opening, self.streamed = out or sys.stdout, opening, streamed
         self.colour = _wants_colour(self.out) if colour is None else colour
         self.width = width or min(shutil.get_terminal_size((100, 24)).columns, 160)
         self.number = 0
@@ -80,6 +86,8 @@ class LiveLines:
         )
 
     def _model_replied(self, payload: dict) -> None:
+        if self.streamed:
+            return
         texts = [
             b.get("text", "") for b in payload["content"] if isinstance(b, dict) and b.get("type") == "text"
         ]
@@ -113,7 +121,7 @@ class LiveLines:
         self._line("nudge", f"the model was told: {payload['kind'].replace('_', ' ')}", "dim", numbered=False)
 
     def _run_ended(self, payload: dict) -> None:
-        if payload["answer"]:
+        if payload["answer"] and not self.streamed:
             self._line("answer", payload["answer"].split("\n")[0], "green")
 
 # %% ../nbs/appendix/cli.ipynb #cli-fence-line
@@ -200,10 +208,15 @@ def _run(arguments: argparse.Namespace) -> int:
         max_tokens=arguments.max_tokens,
     )
     model = connect(
-        arguments.model, base_url=arguments.base_url, parallel_tool_calls=not arguments.no_parallel
+        arguments.model,
+        base_url=arguments.base_url,
+        parallel_tool_calls=not arguments.no_parallel,
+        stream=arguments.stream,
     )
     check_reachable(model)
-    trace, lines = Path(arguments.trace or default_trace()), LiveLines(opening=_opening(arguments, model))
+    trace, lines = Path(arguments.trace or default_trace()), LiveLines(
+        opening=_opening(arguments, model), streamed=arguments.stream
+    )
     is_new = not trace.exists()
     try:
         run = run_agent(
@@ -225,7 +238,7 @@ def _run(arguments: argparse.Namespace) -> int:
         if is_new:
             trace.unlink(missing_ok=True)
         raise UsageError(run["error"])
-    if run.answer:
+    if run.answer and not arguments.stream:
         print("\n" + visible(lines.redact(run.answer)))
     print("\n" + summary(run, trace))
     if arguments.html:
@@ -233,7 +246,7 @@ def _run(arguments: argparse.Namespace) -> int:
     return {"done": 0, "interrupted": 130}.get(run.status, 1)
 
 # %% ../nbs/appendix/cli.ipynb #cli-opening
-def _opening(arguments: argparse.Namespace, model: AnthropicModel) -> str:
+def _opening(arguments: argparse.Namespace, model: Model) -> str:
     """The lines before the run: who answers, and why."""
     if not model.facts.scripted:
         return f"model: {model.facts.name} at {model.url}"
@@ -276,20 +289,36 @@ def _make_repo(arguments: argparse.Namespace) -> int:
     return 0
 
 
+_APIS = {
+    "anthropic": "Messages API",
+    "openai": "Responses API",
+    "openai-chat": "Chat Completions API",
+    "gemini": "Gemini API",
+}
+
+
 def _serve_fake(arguments: argparse.Namespace) -> int:
     if arguments.model not in POLICIES:
         raise UsageError(
             f"There is no scripted model {arguments.model!r}: choose one of {', '.join(POLICIES)}."
         )
+    if arguments.lax and arguments.wire == "gemini":
+        raise UsageError("No server is known that speaks Gemini's format laxly: leave --lax out.")
+    try:
+        options = {"lax": arguments.lax} if arguments.lax else {}
+        api = scripted_api(arguments.model, wire=arguments.wire, **options)
+    except (ValueError, TypeError) as error:
+        raise UsageError(str(error)) from None
     with contextlib.ExitStack() as closing:
         try:
-            server = closing.enter_context(scripted_api(arguments.model).serve(port=arguments.port))
+            server = closing.enter_context(api.serve(port=arguments.port))
         except (OSError, OverflowError) as error:
             raise UsageError(
                 f"Port {arguments.port} cannot be used ({error}): choose another, or 0 for a free one."
             ) from None
+        kind = f"{'lax' if arguments.lax else 'strict'} local {_APIS[arguments.wire]}"
         print(
-            f"serving the strict local Messages API at {server.url} (scripted answers; stop with Ctrl-C)",
+            f"serving the {kind} at {server.url} (scripted answers; stop with Ctrl-C)",
             flush=True,
         )
         try:
@@ -390,6 +419,7 @@ def make_parser() -> argparse.ArgumentParser:
         default="v2",
         help="how much an edit error tells the model (default: v2)",
     )
+    run.add_argument("--stream", action="store_true", help="show the model's words as they come")
     run.add_argument("--no-parallel", action="store_true", help="ask the model for one call a turn")
     for name, kind, text in (
         ("--max-steps", int, "model calls"),
@@ -436,7 +466,7 @@ def make_parser() -> argparse.ArgumentParser:
     serve = commands.add_parser(
         "serve-fake",
         help="serve the strict local API",
-        description="Serve the strict local Messages API on a loopback port.",
+        description="Serve the strict local API of a provider on a loopback port.",
     )
     serve.add_argument("--port", type=int, default=0, help="port (default: a free one)")
     serve.add_argument(
@@ -444,7 +474,14 @@ def make_parser() -> argparse.ArgumentParser:
         default="scripted-general",
         help="scripted-general or scripted-walkthrough (default: scripted-general)",
     )
+    serve.add_argument(
+        "--wire", choices=list(_APIS), default="anthropic", help="whose format it speaks (default: anthropic)"
+    )
+    serve.add_argument(
+        "--lax", metavar="NAME", help="be as lax as a local server: ollama, lmstudio, llama.cpp, vllm ..."
+    )
     serve.set_defaults(do=_serve_fake)
+    add_commands(commands)
     return parser
 
 # %% ../nbs/appendix/cli.ipynb #cli-main

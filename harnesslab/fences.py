@@ -7,6 +7,7 @@ __all__ = ['IMAGE', 'FENCES', 'Fence', 'ProcessFence', 'landlock_version', 'Land
            'probe_fence', 'choose_fence', 'fence_facts', 'describe']
 
 # %% ../nbs/appendix/fences.ipynb #fences-imports
+import copy
 import functools
 import importlib.util
 import os
@@ -34,7 +35,7 @@ class Fence(Protocol):
     """Anything that runs one shell command inside a folder.
 
     `network`: commands can reach the network. `probe`: what the live test of this fence found, see
-    `probe_fence`.
+    `probe_fence`. `showing(folder)`: the same fence, in which commands can also read that folder.
     """
 
     name: str
@@ -42,6 +43,8 @@ class Fence(Protocol):
     probe: dict[str, Any]
 
     def run(self, root: Path, command: str, timeout: float = 30.0) -> CommandResult: ...
+
+    def showing(self, folder: Path) -> "Fence": ...
 
 # %% ../nbs/appendix/fences.ipynb #fences-hidden
 class _Hidden:
@@ -91,6 +94,10 @@ class ProcessFence:
 
     def __init__(self):
         self.probe: dict[str, Any] = {}
+
+    def showing(self, folder: Path) -> "ProcessFence":
+        """This fence: it shows everything."""
+        return self
 
     def run(self, root: Path, command: str, timeout: float = 30.0) -> CommandResult:
         """Run `command` with /bin/sh in the folder `root` for at most `timeout` seconds. Raises ToolError for
@@ -171,6 +178,7 @@ def _landlock_plan(version: int, network: bool) -> dict[str, Any]:
     return {
         "attributes": attributes,
         "read": rights(0, 2, 3),
+        "list": rights(3),
         "write": rights(*bits) & ~rights(6, 11),
         "file_only": rights(0, 1, 2, 14, 15),
     }
@@ -213,6 +221,27 @@ def _interpreter_folders() -> list[str]:
         if not folder.startswith("/usr/") and os.access(folder, os.R_OK | os.X_OK)
     )
 
+
+def _own_places(folders: list[str]) -> list[str]:
+    """Where this package could be read, if these folders are shown. Its tasks hold their own solutions, so no
+    command may see them."""
+    ours, found = os.path.realpath(os.path.dirname(importlib.util.find_spec("harnesslab").origin)), []
+    for folder in folders:
+        real = os.path.realpath(folder)
+        if ours.startswith(real + os.sep):
+            found.append(os.path.join(folder, os.path.relpath(ours, real)))
+    return found
+
+
+def _all_around(folder: str, hidden: str) -> list[str]:
+    """Everything below a real `folder` but what is on the way to `hidden`, or is a link to that way."""
+    found, way = [], os.path.relpath(hidden, folder).split(os.sep)
+    for step in way:
+        others = [os.path.join(folder, name) for name in os.listdir(folder) if name != step]
+        found += [path for path in others if not f"{hidden}/".startswith(f"{os.path.realpath(path)}/")]
+        folder = os.path.join(folder, step)
+    return found
+
 # %% ../nbs/appendix/fences.ipynb #fences-landlock
 def _not_run(why: str) -> CommandResult:
     return CommandResult(None, "", 0.0, not_run=why)
@@ -235,9 +264,20 @@ class LandlockFence:
             *(_NETWORK_FILES if network else ()),
         ]
         self.walls = _landlock_plan(self.version, network)
-        self.walls["readable"] = [file for file in files if os.path.exists(file)]
+        self.walls["readable"], self.walls["listable"] = [], []
+        for file in filter(os.path.exists, files):
+            hidden = _own_places([file])
+            self.walls["listable"] += [file] if hidden else []
+            real = os.path.realpath
+            self.walls["readable"] += _all_around(real(file), real(hidden[0])) if hidden else [file]
         if platform.machine() in _CALLS:
             self.walls["filter"] = _system_call_filter(platform.machine(), network)
+
+    def showing(self, folder: Path) -> "LandlockFence":
+        """The same fence, in which commands can also read `folder`."""
+        fence = copy.copy(self)
+        fence.walls = self.walls | {"readable": [*self.walls["readable"], str(folder)]}
+        return fence
 
     def run(self, root: Path, command: str, timeout: float = 30.0) -> CommandResult:
         """Run `command` with /bin/sh in the folder `root` for at most `timeout` seconds. Raises ToolError for
@@ -290,6 +330,12 @@ class NamespaceFence:
         self.network, self.read, self.probe = network, tuple(map(str, read)), {}
         self.program = program or next(iter(_bubblewraps()), "")
 
+    def showing(self, folder: Path) -> "NamespaceFence":
+        """The same fence, in which commands can also read `folder`, under its own path."""
+        fence = copy.copy(self)
+        fence.read = (*self.read, str(folder))
+        return fence
+
     def arguments(self, folder: Path) -> list[str]:
         """The whole argument list up to the command."""
         box = [self.program, *"--unshare-user --unshare-pid --unshare-ipc --unshare-uts".split()]
@@ -299,6 +345,8 @@ class NamespaceFence:
         box += ["--size", str(64 << 20), "--tmpfs", "/dev/shm", "--size", str(256 << 20), "--tmpfs", "/tmp"]
         for path in (*_interpreter_folders(), *self.read, *(_NETWORK_FILES if self.network else ())):
             box += ["--ro-bind-try", path, path]
+        for path in _own_places(["/usr", *_interpreter_folders()]):
+            box += ["--size", "4096", "--tmpfs", path, "--remount-ro", path]
         box += ["--bind", str(folder), "/repo"]
         git = folder / ".git"
         if git.exists() and not git.is_symlink():
@@ -350,8 +398,15 @@ class ContainerFence:
         """`engine`: the client's command line, such as "docker" or "podman --runtime runc". `image`: must be
         there already, nothing is downloaded."""
         self.engine, self.image, self.network, self.probe = shlex.split(engine), image, network, {}
+        self.read: tuple[str, ...] = ()
         self.engine[0] = shutil.which(self.engine[0]) or self.engine[0]
         self.is_podman = "podman" in os.path.basename(self.engine[0])
+
+    def showing(self, folder: Path) -> "ContainerFence":
+        """The same fence, in which commands can also read `folder`, under its own path."""
+        fence = copy.copy(self)
+        fence.read = (*self.read, str(folder))
+        return fence
 
     def arguments(self, folder: Path, name: str) -> list[str]:
         """The whole argument list up to the command."""
@@ -364,6 +419,8 @@ class ContainerFence:
         git = folder / ".git"
         if git.exists() and not git.is_symlink():
             box += ["--mount", f"type=bind,source={git},target=/repo/.git,readonly"]
+        for path in self.read:
+            box += ["--mount", f"type=bind,source={path},target={path},readonly"]
         for variable, value in (QUIET | {"HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8"}).items():
             box += ["--env", f"{variable}={value}"]
         return [*box, "--env", MARK, "--workdir", "/repo", "--entrypoint", "/bin/sh", self.image]

@@ -168,7 +168,8 @@ def open_trace(path: str | Path | Trace, *, which: int = 0, max_bytes: int = MAX
     `path`: a file, or a folder of OpenHands event files. `which`: which run of a file with several, counted
     from 0; ours are chosen by `read_trace`.
     `max_bytes`: how large a foreign file may be, unpacked; a trace of ours may be eight times as large.
-    An ATIF run that goes on in other files of the same folder is read as one. Every event of a foreign trace keeps the record that it was made from under "raw". Usage is in our
+    An ATIF run that goes on in other files of the same folder is read as one. Every event of a foreign
+    trace keeps the record that it was made from under "raw". Usage is in our
     normal form. Secrets are taken out.
     Raises UsageError, one sentence, for a file that cannot be read, is too large, is damaged or is of an
     unknown kind.

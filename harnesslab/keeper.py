@@ -391,7 +391,8 @@ def _wall_in(walls: dict) -> None:
     create_ruleset, add_rule, restrict_self, path_rule = 444, 445, 446, 1
     size = ctypes.c_size_t(len(walls["attributes"]))
     rules = check(libc.syscall(create_ruleset, walls["attributes"], size, 0))
-    for rights, paths in ((walls["read"], walls["readable"]), (walls["write"], walls["writable"])):
+    grants = [(walls["read"], walls["readable"]), (walls["write"], walls["writable"])]
+    for rights, paths in [*grants, (walls.get("list", 0), walls.get("listable", []))]:
         for path in paths:
             target = os.open(path, os.O_PATH | os.O_CLOEXEC)
             fitting = rights if stat.S_ISDIR(os.fstat(target).st_mode) else rights & walls["file_only"]

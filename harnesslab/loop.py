@@ -393,7 +393,8 @@ def call_model(
         if _default_model is None:
             raise UsageError("There is no model to call: pass model=harnesslab.connect().")
         model = _default_model()
-    return model(History(messages, system, tools), max_tokens).raw
+    room = max(max_tokens, getattr(model, "least_room", 0))  # thoughts count as output, too
+    return model(History(messages, system, tools), room).raw
 
 # %% ../nbs/00_loop.ipynb #loop-json
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)

@@ -1121,14 +1121,13 @@ def solver(
 POLICIES: dict[str, Policy] = {"scripted-general": general, "scripted-walkthrough": walkthrough}
 
 
-def scripted_api(model_name: str = "scripted-general", **options) -> FakeApi:
-    """The strict local API with the scripted model behind it; `options` go to `FakeApi`.
+def scripted_api(model_name: str = "scripted-general", *, wire: str = "anthropic", **options) -> FakeApi:
+    """A strict local API with the scripted model behind it; `options` go to the API.
 
     A request whose `model` is a key of `POLICIES` gets that policy. Any other model that the API knows gets
-    the
-    policy of `model_name`, or the walk if the task is that of the walk. `model_name` may be a real model's
-    id too,
-    which stands for `general`. ValueError for a scripted name that does not exist.
+    the policy of `model_name`, or the walk if the task is that of the walk. `model_name` may be a real
+    model's id too, which stands for `general`. `wire`: the format it speaks, one of `anthropic`, `openai`
+    (Responses), `openai-chat`, `gemini`. ValueError for a scripted name or a wire that does not exist.
     """
     if model_name.startswith("scripted") and model_name not in POLICIES:
         raise ValueError(
@@ -1139,4 +1138,19 @@ def scripted_api(model_name: str = "scripted-general", **options) -> FakeApi:
         other = walkthrough if _is_walkthrough(_story(request)[0]) else POLICIES.get(model_name, general)
         return POLICIES.get(request["model"], other)(request)
 
-    return FakeApi(policy, **options)
+    return _api_of(wire)(policy, **options)
+
+
+def _api_of(wire: str) -> type[FakeApi]:
+    "The API that speaks a format. Only the one that is wanted is loaded."
+    if wire == "openai":
+        from harnesslab.responses_api import ResponsesApi as api
+    elif wire == "openai-chat":
+        from harnesslab.chat_api import ChatApi as api
+    elif wire == "gemini":
+        from harnesslab.gemini_api import GeminiApi as api
+    elif wire == "anthropic":
+        api = FakeApi
+    else:
+        raise ValueError(f"There is no wire {wire!r}: choose anthropic, openai, openai-chat or gemini.")
+    return api

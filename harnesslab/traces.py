@@ -638,7 +638,7 @@ def _joined(parts: list) -> Any:
 
 
 def _event_blocks(source: Any) -> Iterator[list[dict]]:
-    """Some hundred events at a time: they are turned into columns while the processor still has them at hand."""
+    """Some hundred events at a time: they become columns while the processor still has them at hand."""
     if isinstance(source, str | Path):
         values = _value_blocks(Path(source))
     else:

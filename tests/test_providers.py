@@ -12,11 +12,23 @@ from hypothesis import given, strategies as st
 from parts import assert_goes_on, call, registry, run, say
 
 from harnesslab.fake_api import FakeApi, Fault
-from harnesslab.loop import History, Limits, ModelError, ModelFacts, Retry, Usage, UsageError, call_model, post, retry_after, run_clock, run_loop
-from harnesslab.providers import FACTS, AnthropicModel, messages_body, anthropic_usage, check_reachable, connect, make_client, model_facts, offline
-from harnesslab.scripted import canned
+from harnesslab.loop import History, Limits, ModelError, ModelFacts, Retry, Usage, UsageError, call_model, messages_body, post, retry_after, run_clock, run_loop
+from harnesslab import providers
+from harnesslab.api_rules import MODELS
+from harnesslab.facts import HABITS, THINKING_ROOM, known, least_room, room_for, unwelcome
+from harnesslab.providers import (FACTS, PROVIDERS, AnthropicModel, Model, Offered, anthropic_usage, check_reachable, connect, list_models, make_client, model_facts,
+                                  offline)
+from harnesslab.scripted import canned, scripted_api
+from harnesslab.throttle import Throttle
+from harnesslab.wires import SERVER_CHAT, WIRES
 
 QUICK = Retry(tries=3, first=0.005)
+
+
+@pytest.fixture(autouse=True)
+def no_keys_at_all(monkeypatch):
+    for name in providers._SETTINGS:
+        monkeypatch.delenv(name, raising=False)
 
 
 def answering(*answers):
@@ -325,7 +337,10 @@ def test_cache_is_read_because_the_prefix_stays():
 
 # ------------------------------------------------------------------ connect
 @pytest.mark.parametrize("arguments, word", [
-    (dict(name="gpt-9"), "no model known"), (dict(name="other/claude-haiku-4-5"), "no model known"), (dict(name="claude-haiku-4-5"), "needs a key"), (dict(name="scripted/nobody"), "scripted/general"),
+    (dict(name="gpt-9"), "no model known"), (dict(name="other/claude-haiku-4-5"), "no model known"), (dict(name="openai/"), "no model known"), (dict(name="openai"), "no model known"), (dict(name="/x"), "no model known"),
+    (dict(name="openai/x"), "set OPENAI_API_KEY"), (dict(name="openai-chat/x"), "needs a key"), (dict(name="gemini/x"), "GEMINI_API_KEY or GOOGLE_API_KEY"),
+    (dict(name="gemini/x", key="k", parallel_tool_calls=False), "no switch for one call"), (dict(name="openai/x", key="k", stream=True), "cannot be streamed"),
+    (dict(name="claude-opus-5-5", key="k", request={"temperature": 0}), "refuses"), (dict(name="scripted/"), "no model known"), (dict(name="claude-haiku-4-5"), "needs a key"), (dict(name="scripted/nobody"), "scripted/general"),
     (dict(name="claude-haiku-4-5", key="k", base_url="ftp://127.0.0.1"), "not complete"), (dict(name="claude-haiku-4-5", base_url="127.0.0.1:80"), "base URL"),
     (dict(name="claude-haiku-4-5", base_url="http://"), "not complete"), (dict(name="claude-haiku-4-5", base_url="http://[::1"), "base URL")])
 def test_bad_settings_are_told_in_one_sentence(arguments, word):
@@ -401,3 +416,222 @@ def test_call_model_without_a_model_asks_the_scripted_one():
     assert reply["type"] == "message" and reply["content"]
     with pytest.raises(ModelError):
         with_default("", [], [{"role": "assistant", "content": "x"}])
+
+
+# ------------------------------------------------------------------ four providers and any server
+@pytest.mark.parametrize("name, settings, url, wire, header", [
+    ("anthropic/claude-haiku-4-5", {"ANTHROPIC_API_KEY": "k-1"}, "https://api.anthropic.com/v1/messages", "anthropic", ("x-api-key", "k-1")),
+    ("claude-haiku-4-5", {"ANTHROPIC_API_KEY": "k-1"}, "https://api.anthropic.com/v1/messages", "anthropic", ("x-api-key", "k-1")),
+    ("openai/some-model", {"OPENAI_API_KEY": "k-2"}, "https://api.openai.com/v1/responses", "openai", ("authorization", "Bearer k-2")),
+    ("openai-chat/some-model", {"OPENAI_API_KEY": "k-2"}, "https://api.openai.com/v1/chat/completions", "openai-chat", ("authorization", "Bearer k-2")),
+    ("gemini/some-model", {"GEMINI_API_KEY": "k-3", "GOOGLE_API_KEY": "k-4"}, "https://generativelanguage.googleapis.com/v1beta/models/some-model:generateContent", "gemini", ("x-goog-api-key", "k-3")),
+    ("gemini/some-model", {"GOOGLE_API_KEY": "k-4"}, "https://generativelanguage.googleapis.com/v1beta/models/some-model:generateContent", "gemini", ("x-goog-api-key", "k-4")),
+    ("ollama/qwen3:8b", {"OPENAI_API_KEY": "k-2"}, "http://localhost:11434/v1/chat/completions", "openai-chat", ("authorization", "Bearer none")),
+    ("ollama/hf.co/team/model:Q4", {"AGENT_API_KEY": "k-5"}, "http://localhost:11434/v1/chat/completions", "openai-chat", ("authorization", "Bearer k-5")),
+    ("ollama/m", {"AGENT_BASE_URL": "http://127.0.0.1:9/v1"}, "http://127.0.0.1:9/v1/chat/completions", "openai-chat", ("authorization", "Bearer none")),
+    ("openai-chat/Team/Model-7B", {"AGENT_BASE_URL": "http://127.0.0.1:8000/v1", "AGENT_API_KEY": "k-5", "OPENAI_API_KEY": "k-2"}, "http://127.0.0.1:8000/v1/chat/completions", "openai-chat", ("authorization", "Bearer k-5")),
+    ("openai/m", {"AGENT_BASE_URL": "http://127.0.0.1:8000", "OPENAI_API_KEY": "k-2"}, "http://127.0.0.1:8000/v1/responses", "openai", ("authorization", "Bearer k-2")),
+    ("anthropic/any-name", {"AGENT_BASE_URL": "http://127.0.0.1:8000"}, "http://127.0.0.1:8000/v1/messages", "anthropic", ("x-api-key", "none"))])
+def test_names_keys_and_addresses(name, settings, url, wire, header, monkeypatch):
+    for variable, value in settings.items():
+        monkeypatch.setenv(variable, value)
+    for model in (connect(name), (monkeypatch.setenv("AGENT_MODEL", name), connect())[1]):
+        assert (model.url, model.wire.name, model._headers[header[0]]) == (url, wire, header[1])
+        assert model.facts.name == (name.split("/", 1)[1] if "/" in name else name) and not model.facts.scripted
+        assert header[1].removeprefix("Bearer ") not in json.dumps(model.request)
+
+
+def test_only_the_real_one_gets_the_newer_name_of_the_limit(monkeypatch):
+    assert connect("openai-chat/m", key="k").wire is WIRES["openai-chat"]
+    assert connect("openai-chat/m", base_url="http://127.0.0.1:9").wire is connect("ollama/m").wire is SERVER_CHAT
+
+
+@pytest.mark.parametrize("name, field", [("anthropic", {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}, "cache_control": {"type": "ephemeral"}}), ("openai", {"parallel_tool_calls": False}),
+                                         ("openai-chat", {"parallel_tool_calls": False}), ("ollama", {"parallel_tool_calls": False})])
+def test_one_call_a_turn_in_each_ones_words(name, field):
+    assert connect(f"{name}/m", key="k", parallel_tool_calls=False).request == field
+    assert connect(f"{name}/m", key="k", request={"x": 1}).request == {**({"cache_control": {"type": "ephemeral"}} if name == "anthropic" else {}), "x": 1}
+
+
+@pytest.mark.parametrize("wire", ["anthropic", "openai", "openai-chat"])
+def test_one_call_a_turn_is_kept(wire):
+    model = offline([[call("look", key=1), call("look", key=2)], "done"], wire=wire, request={**(WIRES[wire].defaults or {}), **WIRES[wire].one_call})
+    assert run(None, model=model)["tool_calls"] == 1
+
+
+def test_a_server_that_stands_for_the_real_one_teaches_the_newer_name():
+    """Reasoning models refuse `max_tokens`; the request is sent again with the newer name, and from then on at once."""
+    api = type(scripted_api(wire="openai-chat"))(canned([[call("look", key=1)], [say("hi")]]))
+    with api.serve() as server:
+        model = connect("openai-chat/gpt-5", base_url=server.url, key="a-good-key-0123", request={"reasoning_effort": "minimal"})
+        finished = run(None, model=model)
+        model.close()
+    assert finished.status == "done" and [received.status for received in api.requests] == [400, 200, 200]
+
+
+def test_nothing_set_is_said_once_when_it_matters(capsys, monkeypatch):
+    monkeypatch.setattr(providers, "_said", set())
+    first, second = connect(), connect()
+    assert capsys.readouterr().err == ""
+    for model in (first, first, second):
+        model(History("x"), 100)
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "no model and no key are set, so the scripted model answers" in said and "AGENT_MODEL" in said
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    connect()(History("x"), 100)
+    assert "OPENAI_API_KEY is set, but no model" in capsys.readouterr().err
+    connect("scripted/general")(History("x"), 100)
+    monkeypatch.setenv("AGENT_MODEL", "scripted/general")
+    connect()(History("x"), 100)
+    assert capsys.readouterr().err == ""
+
+
+def test_call_model_follows_the_settings(monkeypatch):
+    with served(keys={"sk-right-0123"}) as (model, _):
+        monkeypatch.setenv("AGENT_MODEL", "anthropic/scripted-general")
+        monkeypatch.setenv("AGENT_BASE_URL", model.url.removesuffix("/v1/messages"))
+        monkeypatch.setenv("AGENT_API_KEY", "sk-wrong-0123")
+        with pytest.raises(ModelError, match="check AGENT_API_KEY"):
+            call_model("", [], [{"role": "user", "content": "x"}])
+        monkeypatch.setenv("AGENT_API_KEY", "sk-right-0123")
+        assert call_model("", [], [{"role": "user", "content": "x"}])["content"]
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_call_model_gives_one_shape_whoever_answers(wire):
+    reply = call_model("", [], [{"role": "user", "content": "x"}], model=offline([[say("hi")]], wire=wire))
+    assert reply["content"][-1]["text"] == "hi" and reply["stop_reason"] == "end_turn" and reply["usage"]["output_tokens"] > 0 and reply["role"] == "assistant"
+
+
+# ------------------------------------------------------------------ facts and habits
+def test_habits_are_those_of_the_strict_api():
+    """Two tables that were written apart say the same."""
+    assert set(HABITS) == set(FACTS)
+    for name, habits in HABITS.items():
+        rules, refuses = MODELS[name], habits.refuses
+        assert habits.thinks == rules.thinks_unasked and ("prefill" in refuses) != rules.prefill and ("sampling" in refuses) != rules.sampling
+        assert ("forced tools" in refuses) != rules.forced_tools and ("thinking budget" in refuses) == ("enabled" not in rules.thinking)
+        assert (FACTS[name].window, FACTS[name].max_output) == (rules.window, rules.max_output)
+    assert known(HABITS, "claude-haiku-4-5-20251001") is HABITS["claude-haiku-4-5"] and known(HABITS, "some-model") is None
+
+
+@pytest.mark.parametrize("name", FACTS)
+@pytest.mark.parametrize("request_", [{"temperature": 0}, {"top_p": 1}, {"top_k": 5}, {"tool_choice": {"type": "any"}}, {"tool_choice": {"type": "tool", "name": "look"}}, {"tool_choice": {"type": "auto"}},
+                                      {"thinking": {"type": "enabled", "budget_tokens": 1_024}}, {"thinking": {"type": "disabled"}}, {"thinking": {"type": "adaptive"}}, {}], ids=str)
+def test_what_a_model_refuses_is_never_sent(name, request_):
+    """Whatever goes out is taken by the strict API; whatever would be refused is told before."""
+    api, history = FakeApi(canned(["hi"])), History("x", "", registry().definitions)
+    try:
+        model = Model(FACTS[name], make_client(api.transport()), "http://127.0.0.1", "key", request=request_)
+    except UsageError as error:
+        assert name in str(error) and "leave it out" in str(error)
+        field = unwelcome(request_, HABITS[name].refuses)
+        body = {"model": name, "max_tokens": 4_000, "messages": [{"role": "user", "content": "x"}], "tools": history.tools, **request_}
+        refused = make_client(api.transport()).post("http://127.0.0.1/v1/messages", json=body, headers={"x-api-key": "key", "anthropic-version": "2023-06-01"})
+        assert field in request_ and (refused.status_code == 400 or request_.get("top_p") == 1)  # its own default is taken
+        return
+    try:
+        model(history, 1_000)
+    except ModelError as error:  # 4.5 takes no adaptive thinking
+        assert "adaptive" in str(error) and name == "claude-haiku-4-5"
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_a_history_that_ends_with_the_models_words(name):
+    model = Model(FACTS[name], make_client(FakeApi(lambda body: [say("hi")]).transport()), "http://127.0.0.1", "key")
+    history = History([{"role": "user", "content": "x"}, {"role": "assistant", "content": [say("I was")]}])
+    if name == "claude-haiku-4-5":
+        assert model(history, 100).text == "hi"
+    else:
+        with pytest.raises(UsageError, match="ends with its own words"):
+            model(history, 100)
+    paused = History([{"role": "user", "content": "x"}, {"role": "assistant", "content": [say("I was"), {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {}}]}])
+    assert not providers._is_prefill(paused)  # a turn that was paused has to go back
+
+
+def test_thoughts_have_room():
+    sent = []
+
+    def answer(request):
+        sent.append(json.loads(request.content)["max_tokens"])
+        return httpx.Response(200, json={"content": [say("hi")], "stop_reason": "end_turn"})
+    for name, request_ in (("claude-opus-5-5", None), ("claude-haiku-4-5", None), ("claude-opus-5", {"thinking": {"type": "disabled"}}), ("claude-haiku-4-5", {"thinking": {"type": "enabled", "budget_tokens": 4_000}})):
+        model = Model(FACTS[name], make_client(httpx.MockTransport(answer)), "http://127.0.0.1", "key", request=request_)
+        call_model("", [], [{"role": "user", "content": "x"}], model=model)
+        model(History("x"), 1_000)
+    assert sent == [THINKING_ROOM, 1_000, 2_048, 1_000, 2_048, 1_000, THINKING_ROOM, 5_000]
+    assert room_for(1_000, {"thinking": {"type": "enabled", "budget_tokens": 4_000}}, 4_500) == 4_500 and least_room(HABITS["claude-opus-4-8"], {}) == 0
+
+
+# ------------------------------------------------------------------ which models are there
+def paged(*pages):
+    """A client whose server hands out these pages; and the addresses that were asked for."""
+    asked = []
+
+    def answer(request):
+        asked.append(str(request.url))
+        return httpx.Response(200, json=pages[len(asked) - 1])
+    return httpx.MockTransport(answer), asked
+
+
+@pytest.mark.parametrize("provider, pages, offered, second", [
+    ("anthropic", [{"data": [{"id": "claude-b", "max_input_tokens": 200_000, "max_tokens": 64_000}], "has_more": True, "last_id": "claude-b"}, {"data": [{"id": "claude-a"}], "has_more": False}],
+     [Offered("claude-a"), Offered("claude-b", 200_000, 64_000)], "after_id=claude-b"),
+    ("openai", [{"object": "list", "data": [{"id": "z"}, {"id": "a", "owned_by": "x"}]}], [Offered("a"), Offered("z")], None),
+    ("openai-chat", [{"data": [{"id": "Team/Model", "max_model_len": 32_768}, "nonsense"]}], [Offered("Team/Model", 32_768)], None), ("ollama", [{"object": "list", "data": []}], [], None),
+    ("gemini", [{"models": [{"name": "models/gemini-b", "inputTokenLimit": 1_000, "outputTokenLimit": 10, "supportedGenerationMethods": ["generateContent"]},
+                            {"name": "models/embed", "supportedGenerationMethods": ["embedContent"]}], "nextPageToken": "t1"}, {"models": [{"name": "models/gemini-a"}]}],
+     [Offered("gemini-a"), Offered("gemini-b", 1_000, 10)], "pageToken=t1")])
+def test_lists_of_models(provider, pages, offered, second, monkeypatch):
+    transport, asked = paged(*pages)
+    monkeypatch.setattr(providers, "make_client", lambda: httpx.Client(transport=transport))
+    assert list_models(provider, base_url="http://127.0.0.1:9", key="k") == offered and len(asked) == len(pages)
+    assert second is None or second in asked[1]
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_the_strict_apis_list_their_models(wire):
+    with type(scripted_api(wire=wire))(canned([]), keys={"a-good-key-0123"}).serve() as server:
+        names = [offered.name for offered in list_models(wire, base_url=server.url, key="a-good-key-0123")]
+    assert "scripted-general" in names and names == sorted(names)
+
+
+def test_lists_that_cannot_be_had():
+    for provider in ("anthropic", "openai", "openai-chat", "gemini"):
+        with pytest.raises(UsageError, match="needs a key: set " + PROVIDERS[provider].keys[0]):
+            list_models(provider)
+    with pytest.raises(UsageError, match="There is no provider 'nobody'"):
+        list_models("nobody")
+    assert [offered.name for offered in list_models("scripted")] == ["general", "walkthrough"]
+
+
+# ------------------------------------------------------------------ any server of one's own
+@pytest.mark.parametrize("lax", ["ollama", "lmstudio", "llama.cpp", "vllm", "careless", "same-ids"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_run_on_lax_chat_servers(lax, stream):
+    """No ids, one id for all, arguments as an object, a finish reason that says nothing, no counts: the run is the same."""
+    def policy(body):
+        asked = sum(message["role"] == "assistant" for message in body["messages"])
+        return [call("look", key=1), call("look", key=2)] if not asked else [say("Both seen.")]
+    api = type(scripted_api(wire="openai-chat"))(policy, lax=lax)
+    with api.serve() as server:
+        model = connect("openai-chat/some-model", base_url=server.url, stream=stream, on_text=lambda text: None)
+        finished = run(None, model=model)
+        model.close()
+    assert finished.status == "done" and finished.answer == "Both seen." and finished["tool_errors"] == 0
+    assert finished["tool_calls"] == 2
+    finished.history.add_user("Go on.")  # and the strict API takes it from here
+    assert run_loop(finished.history, offline(lambda body: [say("went on")]), registry()).answer == "went on"
+
+
+@pytest.mark.parametrize("lax", ["ollama", "lmstudio", "llama.cpp", "vllm"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_run_on_lax_messages_servers(lax, stream):
+    with FakeApi(canned([[call("look", key=1)], [say("Seen.")]]), lax=lax).serve() as server:
+        finished = run(None, model=connect("anthropic/some-model", base_url=server.url, stream=stream, on_text=lambda text: None))
+    assert (finished.status, finished.answer, finished["dollars"]) == ("done", "Seen.", None)
+
+
+def test_a_shared_throttle_can_be_given():
+    throttle = Throttle(3)
+    assert connect("ollama/m", throttle=throttle).throttle is throttle is connect("scripted/general", throttle=throttle).throttle

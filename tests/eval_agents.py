@@ -1,0 +1,40 @@
+"""Agents, models and a check for tests/test_evals.py, in a module of their own so that other processes can load them."""
+from pathlib import Path
+
+from harnesslab.providers import offline
+from harnesslab.scripted import call
+
+
+def idle_agent(prompt, repo, mode="ask", trace=None):
+    """Does nothing."""
+    return {"status": "done", "steps": 1, "tok_in": 10, "tok_out": 1, "tool_errors": 0}
+
+
+def chatty_agent(prompt, repo, mode="ask", max_steps=30, max_input_tokens=300_000, trace=None):
+    """Has the lesson's signature, solves locate, and tells more than it must."""
+    assert mode == "yes" and trace is not None
+    (Path(repo) / "ANSWER.txt").write_text("format_report wordcount/report.py\n")
+    return {**idle_agent(prompt, repo), "mood": "good"}
+
+
+def bad_agent(prompt, repo, mode="ask", trace=None):
+    """Returns words."""
+    return "I am done."
+
+
+def crashing_agent(prompt, repo, mode="ask", trace=None, flag=""):
+    """Raises the first time."""
+    if not Path(flag).exists():
+        Path(flag).write_text("")
+        raise ZeroDivisionError("one over none")
+    return idle_agent(prompt, repo)
+
+
+def sleepy_model(task, rep):
+    """A model whose agent sits in a long command."""
+    return offline([[call("run_command", cmd="sleep 60", timeout=60)], "Done."])
+
+
+def unsure_check(bench):
+    """A check that cannot decide."""
+    raise OSError("no space left")
