@@ -15,7 +15,6 @@ import multiprocessing
 import os
 import re
 import secrets
-import shutil
 import signal
 import socket
 import sys
@@ -281,26 +280,35 @@ def do_job(folder: str, job: Job, stop_file: str, redo: bool = False) -> tuple[s
         if row:
             store.set_aside(job)
         attempt = store.begin(job)
-        begun, LIVE[job.key] = time.time(), attempt.totals
+        LIVE[job.key] = attempt.totals
         try:
-            with _watching(Path(stop_file), attempt.cancel):
-                found = job.work(attempt)
-        except UsageError:
-            shutil.rmtree(attempt.folder)
-            raise
-        except Exception as error:
-            found = {"status": "crashed", "error": f"{type(error).__name__}: {error}"[:2000]}
+            return _do(store, job, attempt, Path(stop_file))
         finally:
             LIVE.pop(job.key, None)
-        found = json.loads(json.dumps(found, default=str))
-        row = {"label": job.label, **job.about, **found, "key": job.key, "attempt": attempt.number}
-        row["folder"] = str(store.place(job).relative_to(store.folder))
-        row |= {"began": round(begun, 3), "ended": round(time.time(), 3)}
-        if row.get("status") in ("crashed", "interrupted"):
-            write_whole(attempt.folder / "broken-off.json", encode_json(row) + b"\n")
-            return row["status"], row
-        store.publish(job, attempt, row)
-        return "done", row
+
+
+def _do(store: Store, job: Job, attempt: Attempt, stop_file: Path) -> tuple[str, dict]:
+    """Work, and publish what came of it."""
+    begun = time.time()
+    try:
+        with _watching(stop_file, attempt.cancel):
+            found = json.loads(json.dumps(job.work(attempt), default=str))
+    except UsageError:
+        with contextlib.suppress(OSError):
+            attempt.folder.rmdir()  # if nothing was begun, there was no try
+        raise
+    except Exception as error:
+        totals = attempt.totals.as_dict()
+        found = {name: totals[name] for name in ("steps", "tok_in", "tok_out", "dollars")}
+        found |= {"status": "crashed", "error": f"{type(error).__name__}: {error}"[:2000]}
+    row = {"label": job.label, **job.about, **found, "key": job.key, "attempt": attempt.number}
+    row["folder"] = str(store.place(job).relative_to(store.folder))
+    row |= {"began": round(begun, 3), "ended": round(time.time(), 3)}
+    if row.get("status") in ("crashed", "interrupted"):
+        write_whole(attempt.folder / "broken-off.json", encode_json(row) + b"\n")
+        return row["status"], row
+    store.publish(job, attempt, row)
+    return "done", row
 
 # %% ../nbs/appendix/batches.ipynb #batches-watching
 @contextlib.contextmanager
@@ -510,7 +518,7 @@ class _Scheduler:
         self.broken: dict[str, dict] = {}  # crashed or interrupted, by key
         self.stopped, self.mend_first, self._spent = "", None, Spent()
         self._running: dict[Future, Job] = {}
-        self._queue, self._elsewhere = deque(), []
+        self._queue, self._elsewhere, self._looked = deque(), [], time.monotonic()
 
     def run(self, pool: Executor, width: int) -> None:
         for job in self.jobs:
@@ -531,6 +539,7 @@ class _Scheduler:
 
     def _start(self, pool: Executor, width: int) -> None:
         while self._queue and len(self._running) < width and not self.stopped:
+            self._look_around()
             if self.budget.is_spent(self.spent()):
                 self.stopped = "budget"
                 return
@@ -542,6 +551,16 @@ class _Scheduler:
                 self._queue.append((job, again))
                 return
             self._running[future] = job
+
+    def _look_around(self) -> None:
+        """What others have finished meanwhile has been spent as well. At most once a second."""
+        if self.budget == Budget() or time.monotonic() < self._looked + 1:
+            return
+        self._looked = time.monotonic()
+        for job, again in list(self._queue):
+            if not again and (row := self.store.row(job)):
+                self._queue.remove((job, again))
+                self._done(job, row, fresh=False)
 
     def _take(self, future: Future, job: Job) -> None:
         """What one job came back with."""

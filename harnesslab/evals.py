@@ -36,7 +36,7 @@ from .scripted import solver
 from .statistics import ERRORS, Comparison, Score, compare, score
 from .tasks import Task, load_tasks, wordcount_tasks
 from .traces import summary
-from .verifier import Verdict, fresh_repo, suspicious, validate, verify
+from .verifier import Verdict, fresh_repo, suspicious, verify
 
 # %% ../nbs/04_evals.ipynb #evals-solver-code
 @dataclass(frozen=True)
@@ -101,6 +101,8 @@ def _fingerprint(value: Any) -> Any:
         return value
     if isinstance(value, list | tuple):
         return [_fingerprint(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(name): _fingerprint(item) for name, item in value.items()}
     if isinstance(value, functools.partial):
         parts = {"function": _fingerprint(value.func), "with": _fingerprint(value.args)}
         return parts | {name: _fingerprint(item) for name, item in value.keywords.items()}
@@ -109,7 +111,9 @@ def _fingerprint(value: Any) -> Any:
         text = inspect.getsource(named)
     except (OSError, TypeError):
         text = ""
-    return f"{named.__module__}.{named.__qualname__} {hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    own_name = "" if named is value else f" {getattr(value, 'name', value)}"
+    mark = hashlib.sha256((text + own_name).encode("utf-8", "replace")).hexdigest()[:8]
+    return f"{named.__module__}.{named.__qualname__}{own_name[:60]} {mark}"
 
 
 def _describe_model(model: Any) -> dict:
@@ -213,7 +217,7 @@ def _ask_agent(
         "cancel": attempt.cancel,
         "sink": attempt.totals.add,
     }
-    known = inspect.signature(setup.agent).parameters
+    known = set(inspect.signature(setup.agent).parameters) - set(getattr(setup.agent, "keywords", ()))
     given = {name: value for name, value in offered.items() if name in known} | dict(setup.options)
     stats = setup.agent(task.prompt, repo, mode="yes", trace=trace, **given)
     needed = {"status", "steps", "tok_in", "tok_out", "tool_errors"}
@@ -360,11 +364,8 @@ class _Plan:
             if not isinstance(label, str) or not label.strip():
                 raise UsageError("The label is empty: say in a word what is being measured.")
             choose_fence(setup.fence)
-            if (
-                self._leaves_this_process()
-                and not isinstance(setup.model, str)
-                and not _is_maker(setup.model)
-            ):
+            can_be_sent = isinstance(setup.model, str) or _is_maker(setup.model)
+            if self._leaves_this_process() and not can_be_sent:
                 raise UsageError("A connected model cannot go to other processes: give its name instead.")
             with _model_for(setup, self.tasks[0].id, 0) as model:
                 facts = getattr(model, "facts", None)

@@ -221,7 +221,7 @@ def _interpreter_folders() -> list[str]:
         if not folder.startswith("/usr/") and os.access(folder, os.R_OK | os.X_OK)
     )
 
-
+# %% ../nbs/appendix/fences.ipynb #fences-own
 def _own_places(folders: list[str]) -> list[str]:
     """Where this package could be read, if these folders are shown. Its tasks hold their own solutions, so no
     command may see them."""

@@ -134,6 +134,13 @@ GLOSSARY: dict[str, str] = _entries(_AGENT + _WIRE + _TOOLS + _FENCES + _TRACES 
 "Every term and its definition."
 
 _SPELLINGS = {  # how a term is written in prose, where that is more than its name, with or without an s
+    "harness": ("harness", "harnesses"),
+    "coarse-grained tool": ("coarse-grained tool", "coarse tool"),
+    "fine-grained tool": ("fine-grained tool", "fine tool"),
+    "compaction": ("compaction", "compacting"),
+    "confidence interval": ("confidence interval", "interval"),
+    "prompt injection": ("prompt injection", "injection", "injected note", "injected notes"),
+    "registry": ("registry", "registries"),
     "run": ("a run", "the run", "one run", "every run"),
     "fold": ("the fold", "the one fold"),
     "clip": ("clipping", "clipped"),
@@ -170,11 +177,8 @@ class GlossaryPage:
 
     def _repr_html_(self) -> str:
         terms = sorted(GLOSSARY.items(), key=lambda item: item[0].lower())
-        return (
-            "<dl>"
-            + "".join(f"<dt><b>{html.escape(n)}</b></dt><dd>{html.escape(t)}</dd>" for n, t in terms)
-            + "</dl>"
-        )
+        rows = (f"<dt><b>{html.escape(name)}</b></dt><dd>{html.escape(text)}</dd>" for name, text in terms)
+        return "\n".join(["<dl>", *rows, "</dl>"])
 
 # %% ../nbs/appendix/glossary.ipynb #glossary-prose
 _NOT_PROSE = re.compile(

@@ -26,6 +26,7 @@ import tempfile
 import threading
 import time
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator
@@ -116,6 +117,7 @@ def ask_first(question: str) -> bool:
     try:
         return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
     except (EOFError, OSError):
+        print()
         return False
 
 
@@ -403,7 +405,7 @@ def start(
         raise UsageError("The model is not here yet: run `harnesslab local-model`, which asks first.")
     check_files(folder, offer)
     program, weights = (folder / offer.program).resolve(), (folder / offer.weights).resolve()
-    key = secrets.token_urlsafe(24)
+    key = secrets.token_hex(16)
 
     def command(port: int, room: Path) -> list[str]:
         own = ["--host", "127.0.0.1", "--port", str(port), "--alias", offer.name, "--model", str(weights)]
@@ -520,7 +522,7 @@ def serve_local_model(
     template: str = "tools",
     probe: bool = True,
     stop: threading.Event | None = None,
-    say: Callable[[str], None] = print,
+    say: Callable[[str], None] = partial(print, flush=True),
 ) -> None:
     """Fetch (after asking, unless `yes`), start, probe, say how to use it, and wait for Ctrl-C or `stop`.
     Nothing is left running. Raises UsageError, in one sentence, for all that can stand in the way."""

@@ -570,7 +570,8 @@ def _judge_text(check: Callable) -> str:
                 ours.add(name)
     start = [*sorted(modules), *([f"from harnesslab.tasks import {', '.join(sorted(ours))}"] if ours else [])]
     text = "\n\n".join(inspect.getsource(function).rstrip() + "\n" for function in helpers)
-    return "\n".join(start) + "\n\n\n" + text.replace(f"def {check.__name__}(", "def check(")
+    text = re.sub(rf"def {check.__name__}\(.*", "def check(bench):", text)
+    return "\n".join(start) + "\n\n\n" + text
 
 # %% ../nbs/appendix/tasks.ipynb #tasks-swe-files
 @dataclass(frozen=True)

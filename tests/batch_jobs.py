@@ -12,7 +12,7 @@ def work(kind, number, attempt):
     """One job: writes its process id, then does what its kind says."""
     (attempt.folder / "pid").write_text(str(os.getpid()))
     row = {"status": "done", "passed": True, "tok_in": 100 + number, "tok_out": 10, "dollars": 0.01, "pid": os.getpid(), "saw": [path.name for path in attempt.earlier]}
-    seconds = {"brief": 0.04, "half-second": 0.5, "third-second": 0.33, "slow": 30, "spends-early": 0.8}.get(kind, 0)
+    seconds = {"brief": 0.04, "half-second": 0.5, "third-second": 0.33, "slowly": 1.3, "slow": 30, "spends-early": 0.8}.get(kind, 0)
     if kind == "dies-once" and number == 0 and not attempt.earlier:
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "odd":

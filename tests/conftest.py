@@ -6,10 +6,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # A test run that was started in the background ignores Ctrl-C, and so would every program that it starts; some tests send exactly that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Examples are not timed: on a busy machine a deadline says more about the machine than about the code.
+settings.register_profile("harnesslab", deadline=None)
+settings.load_profile("harnesslab")
 
 ROOT = Path(__file__).resolve().parent.parent
 _skipped: list[str] = []
@@ -18,7 +23,7 @@ _skipped: list[str] = []
 @pytest.fixture(autouse=True)
 def no_key_and_no_model(monkeypatch):
     """Tests run on the scripted model, whatever the person at the keyboard has set."""
-    for name in ("ANTHROPIC_API_KEY", "AGENT_MODEL", "AGENT_BASE_URL"):
+    for name in ("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY", "AGENT_API_KEY", "AGENT_MODEL", "AGENT_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
 
 

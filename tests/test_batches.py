@@ -166,6 +166,18 @@ def test_the_budget_sees_what_is_under_way(tmp_path):
     assert [row["status"] for row in batch.rows].count("not run: budget") == 10
 
 
+def test_the_budget_sees_what_other_processes_have_finished(tmp_path):
+    jobs, store = jobs_of("spends-early", 4), Store(tmp_path)
+    jobs[0] = jobs_of("slowly", 1)[0]
+
+    def somebody_else():
+        with store.claim(jobs[3]):
+            store.publish(jobs[3], store.begin(jobs[3]), {"label": "demo", "key": jobs[3].key, "status": "done", "tok_in": 5_000})
+    threading.Timer(0.3, somebody_else).start()
+    batch = run_batch(tmp_path, jobs, workers=1, budget=Budget(tokens=3_000), progress=False)
+    assert [row["status"] for row in batch.rows] == ["done", "not run: budget", "not run: budget", "done"] and batch.spent.tokens > 5_000
+
+
 @pytest.mark.parametrize("wrong", [lambda: Budget(dollars=0), lambda: Budget(tokens=-1), lambda: run_batch("x", [], workers=0), lambda: run_batch("x", [], workers=True)])
 def test_wrong_numbers_are_one_sentence(wrong, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -29,7 +29,9 @@ from harnesslab.providers import connect, offline
 from harnesslab.scripted import call, make_repo, say
 from harnesslab.statistics import outcome
 from harnesslab.tasks import Task, wordcount_tasks
+from harnesslab.tools import Tool
 from harnesslab.verifier import Verdict
+from parts import change, look
 
 TASKS = {task.id: task for task in wordcount_tasks()}
 LOCATE, NORMALIZE = TASKS["locate"], TASKS["normalize"]
@@ -197,6 +199,13 @@ def test_two_setups_are_not_mixed_under_one_label(tmp_path, change):
     assert set(load_results(tmp_path)) == {"v1", "v2"}
 
 
+def test_tools_are_told_apart_by_name(tmp_path):
+    quiet("v1", 1, tasks=[LOCATE], out=tmp_path, model=SURE, options={"tools": [Tool(look)]})
+    quiet("v1", 2, tasks=[LOCATE], out=tmp_path, model=SURE, options={"tools": [Tool(look)]})
+    with pytest.raises(UsageError, match="another configuration"):
+        quiet("v1", 1, tasks=[LOCATE], out=tmp_path, model=SURE, options={"tools": [Tool(change)]})
+
+
 def test_another_version_of_a_task_is_another_run(tmp_path):
     import dataclasses
     quiet("v1", 1, tasks=[LOCATE], out=tmp_path, model=SURE)
@@ -277,6 +286,8 @@ def test_an_agent_built_on_ours_gets_the_model_the_fence_and_the_limits(tmp_path
     from harnesslab.sandbox import run_agent
     results = quiet("mine", 1, tasks=[LOCATE], out=tmp_path, agent=functools.partial(run_agent, allow=["ls"]), model=SURE, limits=Limits(max_steps=2))
     assert results.rows[0]["status"] == "max_steps" and results.rows[0]["model"] == "scripted-general"
+    fixed = quiet("fixed", 1, tasks=[LOCATE], out=tmp_path, agent=functools.partial(run_agent, limits=Limits(max_steps=1)), model=SURE)
+    assert fixed.rows[0]["steps"] == 1                                                                          # what you have settled stays settled
 
 
 def test_an_agent_that_returns_something_else_is_named(tmp_path):
@@ -428,6 +439,15 @@ def test_the_model_is_the_one_that_the_environment_names(monkeypatch):
     assert isinstance(make_setup().model, ScriptedSolver)
     monkeypatch.setenv("AGENT_MODEL", "scripted/walkthrough")
     assert make_setup().model == "scripted/walkthrough" and make_setup(SURE).model is SURE
+
+
+def test_what_a_crashed_run_spent_is_told(tmp_path):
+    def spends_and_raises(prompt, repo, mode="ask", trace=None, model=None, fence=None, sink=None):
+        from harnesslab.sandbox import run_agent
+        run_agent(prompt, repo, mode, trace=trace, model=model, fence=fence, sink=sink, i_know=True)
+        raise RuntimeError("after the fact")
+    results = quiet("v1", 3, tasks=[LOCATE], out=tmp_path, agent=spends_and_raises, model=SURE, workers=1, budget_tokens=5_000)
+    assert [row["status"] for row in results.rows] == ["crashed", "crashed", "not run: budget"] and results.rows[0]["tok_in"] > 3_000
 
 
 # ---- the door to reinforcement learning ---------------------------------------------------------------------------

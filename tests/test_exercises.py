@@ -12,6 +12,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from test_cli import wait_until
+
 from harnesslab import small_harness
 from harnesslab.checking import Exercise, Trial, Wrong, difference, is_untouched, judge, limited, mistakes, show, wrong_answer
 from harnesslab.checks_fence import left_behind, running
@@ -174,7 +176,8 @@ def test_differences_in_words():
 def test_processes_are_found_and_ended():
     child = subprocess.Popen(["sleep", "63.25"])
     try:
-        assert running("sleep 63.25") == [child.pid] and left_behind("sleep 63.25")
+        wait_until(lambda: running("sleep 63.25") == [child.pid])
+        assert left_behind("sleep 63.25")
         assert child.wait(timeout=5) == -9 and not running("sleep 63.25") and not left_behind("sleep 63.25")
     finally:
         child.kill()
@@ -353,7 +356,7 @@ def test_a_notebook_that_takes_too_long_is_ended_with_all_it_started(folder):
     path = only(folder, "03_traces")
     fill_in(path, {"read_lines": "import subprocess\nsleeper = subprocess.Popen(['sleep', '64.125'])\ncode = sleeper.wait()"})
     rows = check_folder(folder, seconds=4)
-    assert all("more than 4 seconds" in row["text"] for row in rows) and not running("sleep 64.125")
+    assert all("more than 4 seconds" in row["text"] for row in rows) and not left_behind("sleep 64.125")
 
 
 @pytest.mark.parametrize("make, says", [(lambda p: None, "There is no folder"), (lambda p: p.mkdir(), "There is no notebook of exercises"),

@@ -79,7 +79,7 @@ def test_what_is_not_prose_stays_as_it_is(text):
 
 
 @pytest.mark.parametrize("text, term_of, shown", [
-    ("Two **harnesses**? One **harness**.", "harness", "harness"), ("A Tool call", "tool call", "Tool call"), ("clear tool\ncalls now", "tool call", "tool\ncalls"),
+    ("Two **harnesses**? One **harness**.", "harness", "harnesses"), ("A Tool call", "tool call", "Tool call"), ("clear tool\ncalls now", "tool call", "tool\ncalls"),
     ("| a | b |\n|---|---|\n| the gate | x |", "gate", "gate"), ("<details>\n\nThe gate.\n</details>", "gate", "gate"), ("JSON Schema.", "JSON Schema", "JSON Schema")])
 def test_the_first_use_gets_the_tooltip(text, term_of, shown):
     notebook = one_cell(text)

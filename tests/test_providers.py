@@ -635,3 +635,13 @@ def test_a_run_on_lax_messages_servers(lax, stream):
 def test_a_shared_throttle_can_be_given():
     throttle = Throttle(3)
     assert connect("ollama/m", throttle=throttle).throttle is throttle is connect("scripted/general", throttle=throttle).throttle
+
+
+@pytest.mark.parametrize("name", ["gpt-6.2-sol", "gpt-5.6-sol", "gpt-5.5", "gpt-5", "o3", "gpt-4o"])
+def test_every_model_of_openai_takes_functions_in_chat_completions(name, tmp_path):
+    """Those that reason refuse functions there, unless reasoning is switched off."""
+    from harnesslab.sandbox import run_agent
+    from harnesslab.scripted import make_repo
+    model = offline(None, name=name, wire="openai-chat")
+    assert run_agent("Which functions does this package export?", make_repo(tmp_path / "repo"), "no", model=model).status == "done"
+    assert ("reasoning_effort" in model.request) == name.startswith(("gpt-6", "gpt-5.6"))

@@ -388,9 +388,10 @@ def test_a_full_disk_is_an_error_of_the_verifier(repo_of, monkeypatch, best):
 def test_no_key_reaches_the_code(fence, repo_of, monkeypatch):
     monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-secret-key")
     repo = repo_of("normalize")
-    append(repo, "wordcount/core.py", "\nimport os, glob\nenv = dict(os.environ)\nfor path in glob.glob('/proc/[0-9]*/environ'):\n    try:\n        env[path] = open(path, 'rb').read()\n    except OSError:\n        pass\nprint(env)\ntokenize = lambda text: [str(env)[-50000:]]\n")
+    append(repo, "wordcount/core.py", "\nimport os, glob\nenv = dict(os.environ)\nfor path in glob.glob('/proc/[0-9]*/environ'):\n    try:\n        env[path] = open(path, 'rb').read()\n    except OSError:\n        pass\n"
+           "tokenize = lambda text: ['leak' if 'sk-' + 'secret' in str(env) else 'clean', 'PATH' in env]\n")
     verdict = verify(TASKS["normalize"], repo, fence=fence)
-    assert not verdict.passed and "sk-secret-key" not in str(verdict) and "PATH" in verdict.output + verdict.reason
+    assert not verdict.passed and "is ['clean', True]" in verdict.reason and "sk-secret-key" not in str(verdict), verdict
 
 
 def test_nothing_is_left(fence, repo_of, monkeypatch, tmp_path):
@@ -494,7 +495,9 @@ def calc(request, script):
     return Task("calc", "Repair add.", START, {"unittest": UNITTEST, "pytest": PYTEST, "script": script}[request.param])
 
 
-def test_hidden_tests_and_scripts_decide(calc, repo_of, fence):
+def test_hidden_tests_and_scripts_decide(calc, repo_of, fence, best):
+    if calc.check is PYTEST and fence is not best:
+        return  # it takes its time, and one fence will do
     repo = repo_of(calc)
     verdict = verify(calc, repo, fence=fence)
     assert not verdict.passed and verdict.reason and not verdict.error, verdict
