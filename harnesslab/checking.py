@@ -163,8 +163,8 @@ def _stub(): ...
 class Verdict:
     """What a check says. True in an `if` when the exercise is passed.
 
-    `given`, `wanted`, `got`, `why`: of the first case that does not hold. `held`: how many did. `untouched`:
-    the function is still the stub. `note`: anything else that the learner should know.
+    `given`, `wanted`, `got`, `why`: of the first case that does not hold. `held`: how many did.
+    `untouched`: the function is still the stub. `note`: anything else that the learner should know.
     """
 
     exercise: str
@@ -230,8 +230,7 @@ _ENDLESS = "It did not come back. Is there a loop without an end, or a wait for 
 @dataclass
 class Trial:
     """One function on trial. `give` calls it; `wants`, `holds` and `refuses` judge what came of the last
-    call,
-    and raise Wrong when it is not right."""
+    call, and raise Wrong when it is not right."""
 
     function: Callable
     held: int = 0
@@ -277,8 +276,8 @@ class Trial:
         self.held += 1
 
     def refuses(self, why: str, *, kind: str = "ToolError", says: tuple[str, ...] = (), or_why: str = ""):
-        """The call must raise an exception of this name, whose words hold all of `says`. `why`: for one that
-        was not raised at all; `or_why`: for another one, or other words."""
+        """The call must raise an exception of this name, whose words hold all of `says`. `why`: for one
+        that was not raised at all; `or_why`: for another one, or other words."""
         wanted = f"a {kind}" + (f" that says {' and '.join(map(repr, says))}" if says else "")
         error = self.outcome.error
         if error is None:
@@ -339,8 +338,8 @@ class Mistake:
 
 
 def mistakes(text: str) -> tuple[Mistake, ...]:
-    """Wrong answers from a text: a line "name => how the explanation begins", below it lines with - for what
-    stands in the solution and + for what stands there instead, or = for a whole answer."""
+    """Wrong answers from a text: a line "name => how the explanation begins", below it lines with - for
+    what stands in the solution and + for what stands there instead, or = for a whole answer."""
     found = []
     for block in re.split(r"\n(?=\S.* => )", text.strip("\n")):
         (name, why), changes, code = block.split("\n")[0].split(" => "), [], []
@@ -362,8 +361,7 @@ class Exercise:
     """One function to write.
 
     `solution`: our small version; its docstring is the task. `check` judges a Trial. `breaks`: what goes
-    wrong
-    in a harness without it. `uses`: names of other exercises that the function may call.
+    wrong in a harness without it. `uses`: names of other exercises that the function may call.
     """
 
     solution: Callable

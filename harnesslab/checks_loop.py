@@ -19,8 +19,7 @@ from .scripted import call, canned, say
 # %% ../nbs/appendix/checks_loop.ipynb #checks_loop-letterbox
 class Letterbox:
     """Stands in for send(). `first`: what happens to the first requests: a status, (status, headers), or
-    "drop" for
-    a lost connection. All later requests get the strict API's own answer."""
+    "drop" for a lost connection. All later requests get the strict API's own answer."""
 
     def __init__(self, *first: Any, policy: Callable = lambda request: [say("Good morning.")]):
         self.first, self.bodies = list(first), []

@@ -99,8 +99,7 @@ CLIP = Exercise(
 @contextlib.contextmanager
 def workshop() -> Iterator[Path]:
     """A folder that holds a repo of a few files, a secret beside it, a folder with nearly the same name,
-    and links
-    that lead in and out."""
+    and links that lead in and out."""
     with tempfile.TemporaryDirectory() as place:
         outside = Path(place).resolve()
         repo = outside / "repo"

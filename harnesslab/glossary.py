@@ -210,8 +210,8 @@ def _any_term() -> tuple[re.Pattern, dict[str, str]]:
 def mark_terms(notebook: dict) -> list[str]:
     """Put a tooltip on the first use of each term in a notebook's markdown, and take all others out.
 
-    `notebook`: as `json.load` or `nbformat.read` give it; it is changed in place. Returns the terms that were
-    found, in the order of their first use. A notebook that is marked already stays exactly as it is.
+    `notebook`: as `json.load` or `nbformat.read` give it; it is changed in place. Returns the terms that
+    were found, in the order of their first use. A notebook that is marked already stays exactly as it is.
     """
     seen: list[str] = []
     for cell in notebook["cells"]:

@@ -9,8 +9,6 @@ __all__ = ['Tried', 'try_in_harness']
 import contextlib
 import html
 import importlib.util
-import inspect
-import json
 import random
 import subprocess
 import sys
@@ -23,9 +21,9 @@ from . import small_harness
 from .checking import explain, is_untouched, limited, no_waiting, swapped
 from .checks_fence import left_behind
 from .checks_loop import Letterbox
-from .loop import History, Limits, ModelFacts, Reply, Run, ToolResult, UsageError, run_loop
+from .loop import History, Limits, ModelFacts, Reply, ToolResult, UsageError, run_loop
 from .providers import anthropic_usage, offline
-from .sandbox import SYSTEM, execute, make_tools, run_agent
+from .sandbox import SYSTEM, make_tools, run_agent
 from .scripted import WALKTHROUGH_TASK, call, make_repo, say, walkthrough
 from .tools import MAX_OUT, Registry, Tool
 from .traces import read_trace, summary

@@ -62,8 +62,8 @@ def _write(path: Path, entries: dict[str, dict]) -> None:
 
 
 def _change(change: Callable[[dict[str, dict]], None]) -> str:
-    """Apply a change to all entries and write them. Returns an empty text, or why they live only as long as
-    this session."""
+    """Apply a change to all entries and write them. Returns an empty text, or why they live only as long
+    as this session."""
     path = predictions_file()
     try:
         with _locked(path.parent):
@@ -86,8 +86,8 @@ def recall(id: str) -> Any:
 
 
 def keep(id: str, answer: Any, *, question: str = "", unit: str = "") -> str:
-    """Keep an answer, as the form does. Returns an empty text, or a sentence that says why it was not kept or
-    will not last."""
+    """Keep an answer, as the form does. Returns an empty text, or a sentence that says why it was not kept
+    or will not last."""
     refused = []
 
     def change(entries: dict[str, dict]) -> None:
@@ -200,9 +200,10 @@ class _Form:
 def predict(id: str, question: str, options: list | tuple = (), *, unit: str = "") -> None:
     """Ask a question and keep the answer, before the thing is run.
 
-    `options`: choose one of these (texts or numbers). Without options, `unit` asks for a number, and neither
-    for a few words. `id` names the answer for `recall` and `reveal`: the lesson's name and a word. Without a
-    notebook, or without ipywidgets, the question is printed, and `keep(id, answer)` keeps an answer.
+    `options`: choose one of these (texts or numbers). Without options, `unit` asks for a number, and
+    neither for a few words. `id` names the answer for `recall` and `reveal`: the lesson's name and a word.
+    Without a notebook, or without ipywidgets, the question is printed, and `keep(id, answer)` keeps an
+    answer.
     """
     if not id or not question:
         raise UsageError("predict needs an id and a question.")
@@ -305,8 +306,8 @@ def _row(name: str, value: Any, unit: str, largest: float | None) -> str:
 def reveal(id: str, measured: Any, unit: str = "", note: str = "", *, option: Any = None) -> None:
     """Show the kept answer beside what was measured; from now on the answer stays as it is.
 
-    `unit`: of the measurement; left out, that of the question. `option`: for a question with options, the one
-    that the measurement stands for, where it is not the measurement itself. `note`: a sentence to add.
+    `unit`: of the measurement; left out, that of the question. `option`: for a question with options, the
+    one that the measurement stands for, where it is not the measurement itself. `note`: a sentence to add.
     """
     entry = _asked.get(id, {}) | _read().get(id, {})
     answer = entry.get("answer")

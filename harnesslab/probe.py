@@ -79,10 +79,11 @@ def _hush():
 
 
 def _take(request):
-    """In the fence, first of all: the token from its file, which goes away; and what `_hush` gives. The
-    repo's
-    folders go behind Python's own modules, and before installed packages: the repo itself may be one of
-    those."""
+    """In the fence, first of all: the token from its file, which goes away; and what `_hush` gives.
+
+    The repo's folders go behind Python's own modules and before installed packages, one of which may be the
+    repo itself.
+    """
     import os, sys
 
     with open(request["token_file"]) as file:
@@ -314,14 +315,16 @@ def _run_pytest(request):
     """In the fence: run the files of tests with pytest, and send the outcome of each test."""
     import os, sys, unittest
 
+    try:
+        import pytest  # before the repo's folder is on the path
+    except ImportError:
+        pytest = None
     token, channel, noise = _take(request)
     watched = [unittest.TestCase, unittest.TestSuite, unittest.case._Outcome]
     before, outcomes, root = [dict(vars(each)) for each in watched], {}, os.getcwd()
     good, bad, unit, place = ["test_" + os.urandom(6).hex() for _ in range(4)]
-    canary = "import unittest\n\ndef %s():\n    assert [1] == [1]\n\ndef %s():\n    assert [1] == [2]\n\n" % (
-        good,
-        bad,
-    )
+    canary = "import unittest\n\ndef %s():\n    assert [1] == [1]\n\n" % good
+    canary += "def %s():\n    assert [1] == [2]\n\n" % bad
     canary += "class Test(unittest.TestCase):\n    def %s(self):\n        self.assertEqual([1], [2])\n" % unit
 
     class Record:
@@ -333,12 +336,13 @@ def _run_pytest(request):
                 outcomes.setdefault(report.nodeid, "passed")
 
     facts = {"outcomes": outcomes}
+    if pytest is None:
+        _send(channel, noise, token, {"trouble": "the Python in the fence has no pytest"})
     try:
-        import pytest
-
         with open(place + ".py", "w") as file:
             file.write(canary)
-        files = list(dict.fromkeys(name.split("::")[0] for name in request["names"]))
+        named = dict.fromkeys(name.split("::")[0] for name in request["names"])
+        files = [path for path in named if os.path.exists(path)]
         options = "-q -p no:cacheprovider -o addopts= --import-mode=append --rootdir".split() + [root]
         pytest.main(options + files[:1] + [place + ".py"] + files[1:], plugins=[Record()])
         ends = {name.rsplit("::", 1)[-1]: outcome for name, outcome in outcomes.items()}
@@ -390,6 +394,8 @@ def run_tests(
     program = _run_pytest if any("::" in name for name in names) else _run_unittest
     request = {"names": names, "python": python, "packages": packages}
     answer = _call_hidden(fence, room, program, request, seconds)
+    if answer.get("trouble"):
+        raise Trouble(str(answer["trouble"]))
     if answer.get("error"):
         raise Failed(f"The tests could not be run: {shorten(str(answer['error']), 300)}")
     if answer.get("sound") is not True:

@@ -39,8 +39,7 @@ class ApiError(Exception):
 
 def send(body: dict) -> tuple[int, dict, dict]:
     """POST one request to the Messages API. Returns (HTTP status, headers in small letters, the parsed
-    answer).
-    Raises ConnectionError when there is no answer at all."""
+    answer). Raises ConnectionError when there is no answer at all."""
     url = (os.environ.get("AGENT_BASE_URL") or "https://api.anthropic.com") + "/v1/messages"
     headers = {"x-api-key": os.environ.get("ANTHROPIC_API_KEY", "none"), "anthropic-version": "2023-06-01"}
     headers["content-type"] = "application/json"
@@ -59,11 +58,9 @@ def call_model(system: str, tools: list[dict], messages: list[dict], max_tokens:
     """One model call. Returns the API's reply: content, stop_reason, usage.
 
     Hands send() a body with model (MODEL), max_tokens, system, tools and messages. Tries again after HTTP
-    408,
-    409, 429, 500 and above, and after a ConnectionError: six tries in all, with time.sleep between them for
-    1,
-    2, 4, 8 and 8 seconds, each with a random bit on top, and never less than the header retry-after says.
-    Raises ApiError at once for any other status, and after the sixth try.
+    408, 409, 429, 500 and above, and after a ConnectionError: six tries in all, with time.sleep between
+    them for 1, 2, 4, 8 and 8 seconds, each with a random bit on top, and never less than the header
+    retry-after says. Raises ApiError at once for any other status, and after the sixth try.
     """
     body = {"model": MODEL, "max_tokens": max_tokens, "system": system, "tools": tools, "messages": messages}
     for attempt in range(6):
@@ -83,14 +80,14 @@ def call_model(system: str, tools: list[dict], messages: list[dict], max_tokens:
 def run_agent(
     task: str, call_model: Callable, execute: Callable, max_steps: int = 30, max_input_tokens: int = 300_000
 ) -> dict:
-    """The loop. Asks call_model(messages) for a reply, runs each of its calls with execute(call), hands back
-    all results in ONE user message, and asks again until the model asks for nothing.
+    """The loop. Asks call_model(messages) for a reply, runs each of its calls with execute(call), hands
+    back all results in ONE user message, and asks again until the model asks for nothing.
 
-    Returns {"status", "steps", "tok_in", "tok_out", "tool_errors", "messages"}. status is one of:
-    done; max_steps (that many model calls were made); budget (tok_in has reached max_input_tokens); repeat (a
-    call with the same name and arguments was made for the fifth time, and its result is in); truncated (the
-    stop reason was max_tokens: nothing of that reply is run or kept).
-    tok_in counts all input tokens: fresh, cache read and cache creation.
+    Returns {"status", "steps", "tok_in", "tok_out", "tool_errors", "messages"}. status is one of: done;
+    max_steps (that many model calls were made); budget (tok_in has reached max_input_tokens); repeat (a
+    call with the same name and arguments was made for the fifth time, and its result is in); truncated
+    (the stop reason was max_tokens: nothing of that reply is run or kept). tok_in counts all input tokens:
+    fresh, cache read and cache creation.
     """
     messages, made = [{"role": "user", "content": task}], Counter()
     run = {"status": "", "steps": 0, "tok_in": 0, "tok_out": 0, "tool_errors": 0, "messages": messages}
@@ -118,8 +115,8 @@ def run_agent(
 
 # %% ../nbs/appendix/small_harness.ipynb #small_harness-clip
 def clip(s: str, limit: int = MAX_OUT) -> str:
-    """s itself if it has at most `limit` characters; else its beginning and its end, with a line between them
-    that says how many characters were cut. The result never has more than `limit` characters."""
+    """s itself if it has at most `limit` characters; else its beginning and its end, with a line between
+    them that says how many characters were cut. The result never has more than `limit` characters."""
     if len(s) <= limit:
         return s
     half = (limit - 60) // 2  # 60 for the line in the middle
@@ -127,8 +124,8 @@ def clip(s: str, limit: int = MAX_OUT) -> str:
 
 # %% ../nbs/appendix/small_harness.ipynb #small_harness-safe-path
 def safe_path(root: Path, p: str) -> Path:
-    """The resolved path of p under root. ToolError if it leads outside: by .., as an absolute path, through a
-    symlink; or if it is no path at all."""
+    """The resolved path of p under root. ToolError if it leads outside: by .., as an absolute path,
+    through a symlink; or if it is no path at all."""
     root = Path(root).resolve()
     try:
         full = (root / p).resolve()
@@ -152,10 +149,9 @@ def list_dir(root: Path, path: str = ".") -> str:
 # %% ../nbs/appendix/small_harness.ipynb #small_harness-read-file
 def read_file(root: Path, path: str, start: int = 1, end: int | None = None) -> str:
     """The lines start to end (counted from 1, end included) of a text file in root, each with its number
-    before
-    it, as in '   6 return x'. At most 400 lines; where lines follow, a last line in brackets says how many
-    the
-    file has. Bytes that are not UTF-8 are replaced. ToolError for a path that is outside or is no file."""
+    before it, as in ' 6 return x'. At most 400 lines; where lines follow, a last line in brackets says how
+    many the file has. Bytes that are not UTF-8 are replaced. ToolError for a path that is outside or is no
+    file."""
     full = safe_path(root, path)
     if not full.is_file():
         raise ToolError(f"There is no file {path}. Use list_dir to see what there is.")
@@ -174,9 +170,9 @@ def ripgrep() -> str:
 
 
 def search(root: Path, pattern: str) -> str:
-    """Search all files in root for a regular expression. Returns lines path:line:text with paths relative to
-    root, at most 50, and then a line in brackets that says how many more there are. .git is left out. 'No
-    matches.' when there are none; ToolError when the pattern is no regular expression."""
+    """Search all files in root for a regular expression. Returns lines path:line:text with paths relative
+    to root, at most 50, and then a line in brackets that says how many more there are. .git is left out.
+    'No matches.' when there are none; ToolError when the pattern is no regular expression."""
     command = [ripgrep(), "--no-heading", "--with-filename", "--line-number", "--sort=path"]
     command += ["--regexp=" + pattern, "--", "."]
     done = subprocess.run(
@@ -197,12 +193,10 @@ def search(root: Path, pattern: str) -> str:
 # %% ../nbs/appendix/small_harness.ipynb #small_harness-edit-file
 def edit_file(root: Path, path: str, old: str, new: str) -> str:
     """Replace old by new where old is found exactly once; every other byte stays as it is, line ends too.
-    With
-    old == "" create the file, which must not exist, and the folders above it.
+    With old == "" create the file, which must not exist, and the folders above it.
 
     ToolError otherwise: it says how often old was found ("found 3 times in a.py, at lines 4, 9, 20") and,
-    for 0
-    times, shows the closest line of the file ("closest line 6: ..."). A failed edit changes nothing.
+    for 0 times, shows the closest line of the file ("closest line 6: ..."). A failed edit changes nothing.
     """
     full = safe_path(root, path)
     if old == "":
@@ -239,11 +233,10 @@ READ_ONLY = {"read_file", "list_dir", "search"}
 
 def permit(name: str, args: dict, mode: str, allow: tuple[str, ...] = ()) -> bool:
     """May this call run? Tools in READ_ONLY: always. All others: mode "yes": True, "no": False, "ask":
-    print the
-    name and the exact arguments, read a line with input(), and only y or yes is a yes.
+    print the name and the exact arguments, read a line with input(), and only y or yes is a yes.
 
-    `allow` holds commands that need no asking: a run_command whose first words are those of an entry, and in
-    which no character means anything to a shell. All other commands go by the mode.
+    `allow` holds commands that need no asking: a run_command whose first words are those of an entry, and
+    in which no character means anything to a shell. All other commands go by the mode.
     """
     if name in READ_ONLY or mode == "yes":
         return True
@@ -264,10 +257,8 @@ def run_command(root: Path, cmd: str, timeout: int = 30) -> str:
     """Run a shell command in root. Returns 'exit code N', then stdout and stderr together, clipped.
 
     After `timeout` seconds it is killed, and the first line is 'TIMEOUT after N s'. Either way, everything
-    that
-    it started is ended, by its process group. It cannot read from us, and of our environment it sees only
-    PATH
-    and LANG; HOME is an empty folder.
+    that it started is ended, by its process group. It cannot read from us, and of our environment it sees
+    only PATH and LANG; HOME is an empty folder.
     """
     with tempfile.TemporaryDirectory() as home, tempfile.TemporaryFile() as out:
         environment = {"PATH": os.environ.get("PATH", ""), "LANG": "C.UTF-8", "HOME": home}
@@ -304,10 +295,10 @@ IMPL: dict[str, Callable] = {
 def execute(root: Path, call: dict, mode: str) -> dict:
     """Run one tool_use block and return its tool_result block: type, tool_use_id, content, is_error.
 
-    Looks the tool up in IMPL, asks permit(name, arguments, mode), and calls function(root, **arguments). What
-    is not a string becomes JSON. An unknown tool, a denied call ("user denied this action"), a ToolError
-    and any
-    other exception come back as is_error True, with a text that says what happened. Nothing is raised.
+    Looks the tool up in IMPL, asks permit(name, arguments, mode), and calls function(root, **arguments).
+    What is not a string becomes JSON. An unknown tool, a denied call ("user denied this action"), a
+    ToolError and any other exception come back as is_error True, with a text that says what happened.
+    Nothing is raised.
     """
     name, arguments = call["name"], call["input"]
     try:
@@ -326,8 +317,7 @@ def execute(root: Path, call: dict, mode: str) -> dict:
 # %% ../nbs/appendix/small_harness.ipynb #small_harness-read-lines
 def read_lines(path: Path) -> tuple[list[dict], int]:
     """(the events of a trace, the number of bad lines). An event is a line that holds a JSON object. Every
-    other
-    line is bad and is passed over, whatever bytes it holds; empty lines count as nothing."""
+    other line is bad and is passed over, whatever bytes it holds; empty lines count as nothing."""
     events, bad = [], 0
     for line in Path(path).read_bytes().split(b"\n"):
         if not line.strip():
@@ -344,21 +334,20 @@ def read_lines(path: Path) -> tuple[list[dict], int]:
 
 
 def billed_tokens(events: list[dict]) -> int:
-    """All input tokens that a run was billed for: fresh, cache_read and cache_write in the payload's usage of
-    every model_replied event."""
+    """All input tokens that a run was billed for: fresh, cache_read and cache_write in the payload's usage
+    of every model_replied event."""
     usages = [event["payload"]["usage"] for event in events if event["type"] == "model_replied"]
     return sum(usage["fresh"] + usage["cache_read"] + usage["cache_write"] for usage in usages)
 
 # %% ../nbs/appendix/small_harness.ipynb #small_harness-run-tasks
 def run_tasks(tasks: list[dict], run_agent: Callable, repeats: int = 1) -> list[dict]:
     """Run every task `repeats` times and return one row a run: task (its id), rep (from 0), passed, wall_s,
-    and
-    all that run_agent returned.
+    and all that run_agent returned.
 
     A task is {"id", "prompt", "repo", "check"}. Each run works on a fresh copy of the folder repo, through
-    run_agent(prompt, copy). Afterwards the shell command check runs in that copy, for 60 seconds at most: it
-    passed if the exit code is 0. An agent or a check that fails makes a row with passed False and an error.
-    Nothing is left behind.
+    run_agent(prompt, copy). Afterwards the shell command check runs in that copy, for 60 seconds at most:
+    it passed if the exit code is 0. An agent or a check that fails makes a row with passed False and an
+    error. Nothing is left behind.
     """
     rows = []
     for rep in range(repeats):
@@ -382,8 +371,7 @@ def run_tasks(tasks: list[dict], run_agent: Callable, repeats: int = 1) -> list[
 
 def pass_hat_k(n: int, c: int, k: int) -> float:
     """The chance that k runs, drawn without putting back from n runs of which c have passed, have all
-    passed: an
-    unbiased estimate of pass^k. ValueError unless k is from 1 to n."""
+    passed: an unbiased estimate of pass^k. ValueError unless k is from 1 to n."""
     if not 1 <= k <= n:
         raise ValueError(f"pass^{k} needs at least {k} runs, and there are {n}.")
     return math.comb(c, k) / math.comb(n, k)
