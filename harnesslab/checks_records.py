@@ -86,7 +86,7 @@ READ_LINES = Exercise(
     small_harness.read_lines,
     lesson="03_traces",
     minutes=10,
-    breaks="one power cut, and a night's runs cannot be read",
+    breaks="after one power cut a night's runs cannot be read",
     text=(
         "The trace that you most want to read is the one that did not reach its end. A reader does two "
         "things with a bad line: it skips it, and it says so."

@@ -235,7 +235,7 @@ def _add_models(commands: Any) -> None:
     parser.add_argument("--port", type=int, default=0, help="port (default: a free one)")
     parser.add_argument(
         "--template",
-        choices=["tools", "own", "begun"],
+        choices=["tools", "own"],
         default="tools",
         help="chat template (default: tools, one that has a place for tools)",
     )

@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any, Callable
 
 from . import small_harness
-from .checking import Exercise, Verdict, explain, is_untouched, judge, limited
+from .checking import Exercise, Verdict, explain, judge, limited
 from .checks_fence import FENCE_EXERCISES
 from .checks_loop import LOOP_EXERCISES
 from .checks_records import RECORD_EXERCISES
 from .checks_tools import TOOL_EXERCISES
 from .loop import UsageError
-from .own_parts import Tried, try_in_harness
+from .own_parts import try_in_harness
 
 # %% ../nbs/appendix/exercises.ipynb #exercises-check-code
 EXERCISES: dict[str, Exercise] = {
@@ -43,8 +43,8 @@ EXERCISES: dict[str, Exercise] = {
 def check(exercise: str, function: Callable) -> Verdict:
     """Judge a function that somebody has written for an exercise: check("clip", clip).
 
-    Whatever the function does (raises, never returns, returns nonsense), this comes back with a verdict. Its
-    first case that does not hold is shown with what was given, what was wanted, what came, and why.
+    Whatever the function does (raises, never returns, returns nonsense), this comes back with a verdict.
+    Its first case that does not hold is shown with what was given, what was wanted, what came, and why.
     """
     if exercise not in EXERCISES:
         raise UsageError(f"There is no exercise {exercise!r}. There are: {', '.join(EXERCISES)}.")
@@ -159,10 +159,8 @@ def exercise_notebook(lesson: str) -> dict:
     """The student's notebook of a lesson, as the JSON of a notebook file."""
     title, about = LESSONS[lesson]
     exercises = exercises_of(lesson)
-    minutes, names = (
-        sum(exercise.minutes for exercise in exercises),
-        [exercise.name for exercise in exercises],
-    )
+    minutes = sum(exercise.minutes for exercise in exercises)
+    names = [exercise.name for exercise in exercises]
     opening = (
         f"# Build it yourself: {title.lower()}\n\n> {about}\n\n{_HOW}\n\n"
         f"**You need** lesson `{lesson}`. **Time**: about {minutes} minutes, {len(exercises)} functions."
@@ -192,12 +190,11 @@ In a terminal, `harnesslab check` with the name of this folder goes over all its
 # %% ../nbs/appendix/exercises.ipynb #exercises-write-code
 def write_exercises(folder: str | Path, ask: Callable[[str], bool] | None = None) -> list[tuple[Path, str]]:
     """Write the student's notebooks into a folder. Returns (path, what was done): "written", "kept"
-    (somebody has
-    worked in it) or "replaced".
+    (somebody has worked in it) or "replaced".
 
     `ask` is asked, with a sentence, before a notebook with somebody's work is replaced; left out, the
-    answer is
-    no. What is replaced is kept as NAME.old.ipynb. Raises UsageError for a folder that cannot be written.
+    answer is no. What is replaced is kept as NAME.old1.ipynb. Raises UsageError for a folder that cannot
+    be written.
     """
     folder, done = Path(folder), []
     try:
@@ -210,7 +207,7 @@ def write_exercises(folder: str | Path, ask: Callable[[str], bool] | None = None
                 if ask is None or not ask(question):
                     done.append((path, "kept"))
                     continue
-                os.replace(path, path.with_name(f"{lesson}_exercises.old.ipynb"))
+                os.replace(path, _old_name(path))
                 what = "replaced"
             _write(path, json.dumps(fresh, indent=1, ensure_ascii=False) + "\n")
             done.append((path, what))
@@ -219,6 +216,14 @@ def write_exercises(folder: str | Path, ask: Callable[[str], bool] | None = None
             f"The exercises cannot be written to {folder} ({error.strerror}): choose another folder."
         ) from None
     return done
+
+
+def _old_name(path: Path) -> Path:
+    """A name beside this one that is not taken: NAME.old1.ipynb, NAME.old2.ipynb, ..."""
+    number = 1
+    while (free := path.with_name(f"{path.stem}.old{number}.ipynb")).exists():
+        number += 1
+    return free
 
 
 def _write(path: Path, text: str) -> None:
@@ -270,8 +275,7 @@ def _code_cells(notebook: dict) -> list[dict]:
 # %% ../nbs/appendix/exercises.ipynb #exercises-grade-one
 def _grade(paths: list[str], out: str, together: bool) -> None:
     """Run in a Python of its own: check the functions of one notebook, or put those of all into one
-    harness. The
-    rows are written to the file `out` as JSON."""
+    harness. The rows are written to the file `out` as JSON."""
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (8 * 2**30, 8 * 2**30))
     rows, given = [], []
@@ -292,40 +296,31 @@ def _grade(paths: list[str], out: str, together: bool) -> None:
             rows.append(row)
     if together:
         tried = try_in_harness(*given)
-        rows.append(
-            {
-                "notebook": "all",
-                "exercise": "together",
-                "passed": bool(tried),
-                "untouched": False,
-                "text": repr(tried),
-            }
-        )
+        row = {"notebook": "all", "exercise": "together", "passed": bool(tried), "untouched": False}
+        rows.append({**row, "text": repr(tried)})
     Path(out).write_text(json.dumps(rows), encoding="utf-8")
 
 
 def _lesson(notebook: dict) -> str:
-    about = (
-        notebook.get("metadata", {}).get("harnesslab", {})
-        if isinstance(notebook.get("metadata"), dict)
-        else {}
-    )
-    return str(about.get("lesson", "")) if isinstance(about, dict) else ""
+    try:
+        return str(notebook["metadata"]["harnesslab"]["lesson"])
+    except (KeyError, TypeError):
+        return ""
 
 # %% ../nbs/appendix/exercises.ipynb #exercises-check-folder
 def check_folder(folder: str | Path, seconds: float = 180.0) -> list[dict]:
     """Check every exercise of every student's notebook in a folder. Returns one row an exercise: notebook,
     exercise, passed, untouched (still the stub) and text (the whole verdict).
 
-    `seconds`: what one notebook may take. When all exercises of all lessons are right, a last row "together"
-    says what became of a run with all of them. Raises UsageError if there is no such notebook in the folder.
-    The learner's code runs on this machine, with the rights of whoever calls this.
+    `seconds`: what one notebook may take. When all exercises of all lessons are right, a last row
+    "together" says what became of a run with all of them. Raises UsageError if there is no such notebook
+    in the folder. The learner's code runs on this machine, with the rights of whoever calls this.
     """
     if not Path(folder).is_dir():
         raise UsageError(
             f"There is no folder {folder}: write the exercises with `harnesslab exercises {folder}` first."
         )
-    paths = sorted(path for path in Path(folder).glob("*.ipynb") if not path.stem.endswith(".old"))
+    paths = sorted(path for path in Path(folder).glob("*.ipynb") if not re.search(r"\.old\d+$", path.stem))
     paths = [path for path in paths if exercises_of(_lesson(_load(path)))]
     if not paths:
         raise UsageError(
@@ -345,18 +340,11 @@ _CHILD = (
 
 def _grade_apart(paths: list[Path], seconds: float, together: bool = False) -> list[dict]:
     """The rows of these notebooks, from a Python of its own that is ended, with all it started, when its
-    time is
-    up."""
+    time is up."""
     with tempfile.TemporaryDirectory() as place:
         out, printed = Path(place) / "rows.json", Path(place) / "printed"
-        command = [
-            sys.executable,
-            "-c",
-            _CHILD,
-            str(out),
-            "together" if together else "apart",
-            *map(str, map(Path.absolute, paths)),
-        ]
+        command = [sys.executable, "-c", _CHILD, str(out), "together" if together else "apart"]
+        command += [str(path.absolute()) for path in paths]
         with open(printed, "wb") as sink:
             child = subprocess.Popen(
                 command, cwd=place, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True

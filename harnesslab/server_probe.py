@@ -240,7 +240,7 @@ def _calls(reply: Reply | None) -> list[dict]:
 
 # %% ../nbs/appendix/server_probe.ipynb #server-probe-questions-more
 def _ask_limit(asker: _Asker) -> dict:
-    """Is a long answer cut at 8 tokens, and is that told? A weak model may stop before; then it is asked again."""
+    """Is a long answer cut at 8 tokens, and is that told? A model that stops before is asked again."""
     for _ in range(3):
         reply = asker.ask("Write the numbers from one to two hundred as words.", 8)
         if reply is None:

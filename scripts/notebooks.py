@@ -47,13 +47,14 @@ def figures(root: Path) -> None:
     import nbformat
     from nbclient import NotebookClient
 
+    os.environ["HARNESSLAB_SUITE"] = ""        # notebook 02: all attacks, not a handful
     for path in notebooks(root):
         notebook = nbformat.read(path, as_version=4)
         tagged = {cell.id for cell in notebook.cells if KEEP_OUTPUT in cell.metadata.get("tags", [])}
         if not tagged:
             continue
         with tempfile.TemporaryDirectory() as elsewhere:
-            ran = NotebookClient(notebook, timeout=300, kernel_name="python3", store_widget_state=False, resources={"metadata": {"path": elsewhere}}).execute()
+            ran = NotebookClient(notebook, timeout=900, kernel_name="python3", store_widget_state=False, resources={"metadata": {"path": elsewhere}}).execute()
         shown = {cell.id: [_picture(output) for output in cell.outputs if _picture(output)] for cell in ran.cells if cell.id in tagged}
         stored = json.loads(path.read_text(encoding="utf-8"))
         for cell in stored["cells"]:

@@ -287,9 +287,12 @@ def test_somebodys_work_is_never_overwritten_without_asking(folder):
         assert dict(write_exercises(folder, ask))[path] == "kept" and path.read_text() == mine
     assert len(asked) == 1 and str(path) in asked[0]
     assert dict(write_exercises(folder, lambda question: True))[path] == "replaced" and path.read_text() != mine
-    assert path.with_name("01_tools_exercises.old.ipynb").read_text() == mine
+    assert path.with_name("01_tools_exercises.old1.ipynb").read_text() == mine
     path.write_text("this is no notebook")
     assert dict(write_exercises(folder))[path] == "kept"
+    assert dict(write_exercises(folder, lambda question: True))[path] == "replaced"
+    assert path.with_name("01_tools_exercises.old2.ipynb").read_text() == "this is no notebook" and path.with_name("01_tools_exercises.old1.ipynb").read_text() == mine
+    assert len({row["notebook"] for row in check_folder(folder)}) == len(LESSONS), "old ones are not graded"
     assert not [p for p in folder.iterdir() if p.name.startswith(".")]
 
 

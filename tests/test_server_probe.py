@@ -168,6 +168,22 @@ def test_a_cut_that_is_not_told():
     assert any("is not marked as cut" in sentence for sentence in found.warnings())
 
 
+def test_a_model_that_stops_early_is_asked_again_and_accuses_nobody():
+    left = ["one", "one two", "one two three four five six seven eight"]
+
+    def answer(body):
+        long = "two hundred" in body["messages"][-1]["content"] and left
+        text = left.pop(0) if long else "Hello!"
+        return reply(text, prompt=prompt_of(body), output=len(text.split()), stop="length" if len(text.split()) == 8 else "stop")
+
+    with Habits(answer).serve() as url:
+        found = probe_server(url)
+    assert found.keeps_limit and found.tells_cut and not left
+    with Habits(lambda body: reply("one", prompt=prompt_of(body), output=1)).serve() as url:
+        found = probe_server(url)
+    assert found.keeps_limit is None and found.tells_cut is None
+
+
 def test_a_model_that_needs_its_reply_to_be_begun():
     def answer(body):
         if body["messages"][-1]["role"] == "assistant":
@@ -218,9 +234,6 @@ def test_a_cut_call_that_becomes_a_server_error():
 
 
 def test_a_server_that_reads_nothing_with_care():
-    class Careless(Habits):
-        pass
-
     found = Capabilities("http://x", "openai-chat", "m", tools=True, forced_by=("tool_choice",), bad_body=200)
     assert found.warnings() == ["A body that is no JSON gets 200: nothing is read with care here."]
     assert Capabilities("http://x", "openai-chat", "m", tools=True, forced_by=("tool_choice",)).lines()[-1] == "- nothing to complain about"
