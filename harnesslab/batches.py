@@ -218,7 +218,9 @@ class Store:
     def set_aside(self, job: Job) -> None:
         """Make a finished run an earlier try, so that it can be done again. Hold the claim."""
         row = self.row(job) or {}
-        os.rename(self.place(job), self.home(job.label) / f"{job.name}{ATTEMPT}{row.get('attempt', 1)}")
+        folder = self.home(job.label) / f"{job.name}{ATTEMPT}{row.get('attempt', 1)}"
+        os.rename(self.place(job), folder)
+        os.rename(folder / "row.json", folder / "broken-off.json")
 
     def write_index(self, not_run: Iterable[dict] = ()) -> None:
         """Write `results.jsonl` anew from the folders, plus the rows of runs that were not done. Lines of

@@ -7,8 +7,8 @@ __all__ = ['CHEATS', 'naive_check', 'Cheat', 'cheat', 'Duel', 'duel']
 
 # %% ../nbs/appendix/cheats.ipynb #cheats-imports
 import importlib.util
-import os
 import py_compile
+import shlex
 import shutil
 import subprocess
 import sys
@@ -69,14 +69,15 @@ def naive_check(task: Task, repo: str | Path, timeout: float = 30.0) -> bool:
 
     It runs the repo's code with no fence around it: use it on repos that you made yourself.
     """
-    unittest, clean = f"{sys.executable} -m unittest -q", "git diff --quiet HEAD -- tests"
+    python = shlex.quote(sys.executable)
+    unittest, clean = f"{python} -m unittest -q", "git diff --quiet HEAD -- tests"
     with tempfile.TemporaryDirectory(prefix="harnesslab-naive-") as folder:
         script = Path(folder) / "check.py"
         if task.id in _SCRIPTS:
             script.write_text(_SCRIPTS[task.id])
         elif task.id != "fix-test":
             raise UsageError(f"There is a naive check for each of the five tasks, and none for {task.id}.")
-        command = f"{unittest} && {clean}" if task.id == "fix-test" else f"{sys.executable} {script}"
+        command = f"{unittest} && {clean}" if task.id == "fix-test" else f"{python} {script}"
         environment = clean_environment(folder) | {"HOME": folder}
         try:
             options = {"shell": True, "cwd": repo, "env": environment, "stdin": subprocess.DEVNULL}

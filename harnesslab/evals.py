@@ -259,9 +259,8 @@ def _scratch(attempt: Attempt) -> Iterator[Path]:
 def _broken_off(folder: Path) -> dict:
     """What an earlier attempt was, and what it spent, as far as its trace goes."""
     said: dict = {}
-    for name in ("row.json", "broken-off.json"):
-        with contextlib.suppress(OSError, ValueError):
-            said = json.loads((folder / name).read_text())
+    with contextlib.suppress(OSError, ValueError):
+        said = json.loads((folder / "broken-off.json").read_text())
     trace = folder / "trace.jsonl"
     counted = summary(trace) if trace.exists() else {}
     spent = {name: counted.get(name) for name in ("steps", "tok_in", "tok_out", "dollars")}

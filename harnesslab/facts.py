@@ -98,7 +98,7 @@ is raised to this."""
 # %% ../nbs/appendix/facts.ipynb #facts-habits-check
 def unwelcome(request: dict, refuses: tuple[str, ...]) -> str:
     """The first field of a request that the model refuses, or an empty text."""
-    choice, thinking = request.get("tool_choice") or {}, request.get("thinking") or {}
+    choice, thinking = _inside(request, "tool_choice"), _inside(request, "thinking")
     sampling = next((name for name in ("temperature", "top_p", "top_k") if name in request), "")
     found = {
         "sampling": sampling,
@@ -109,17 +109,22 @@ def unwelcome(request: dict, refuses: tuple[str, ...]) -> str:
     return next((field for what, field in found.items() if field and what in refuses), "")
 
 
+def _inside(request: dict, name: str) -> dict:
+    """What a request says under this name, if that is an object."""
+    return request[name] if isinstance(request.get(name), dict) else {}
+
+
 def least_room(habits: Habits, request: dict) -> int:
     """Tokens that a reply needs at least, so that thoughts leave room for an answer; 0 if the model does
     not think."""
-    thinking = request.get("thinking") if isinstance(request.get("thinking"), dict) else {}
+    thinking = _inside(request, "thinking")
     thinks = habits.thinks if "type" not in thinking else thinking["type"] != "disabled"
     return THINKING_ROOM if thinks else 0
 
 
 def room_for(max_tokens: int, request: dict, limit: int) -> int:
     """`max_tokens`, or more where a thinking budget would not fit into it: that is refused."""
-    thinking = request.get("thinking") if isinstance(request.get("thinking"), dict) else {}
+    thinking = _inside(request, "thinking")
     budget = thinking.get("budget_tokens")
     fits = not isinstance(budget, int) or budget < max_tokens
     return max_tokens if fits else min(limit, budget + max_tokens)

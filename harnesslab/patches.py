@@ -11,9 +11,7 @@ import os
 import stat
 import subprocess
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 # %% ../nbs/appendix/patches.ipynb #patches-imports-ours
 from .keeper import remove_tree

@@ -114,7 +114,6 @@ def _send(channel, noise, token, facts):
 def _answer(request):
     """Probe: answer each question."""
     import os, sys
-    import argparse, collections, functools, importlib, json, re, runpy, string, subprocess, tempfile, typing
 
     channel, noise = _hush()
     root, answers = os.getcwd(), []
@@ -247,7 +246,7 @@ def ask(fence: Fence, room: Path, questions: Iterable[dict], seconds: float) -> 
 # %% ../nbs/appendix/probe.ipynb #probe-tests-unittest
 def _run_unittest(request):
     """In the fence: run tests by name, or the whole suite, and send the outcome of each."""
-    import os, random, sys, traceback, unittest, unittest.mock
+    import os, random, traceback, unittest
 
     token, channel, noise = _take(request)
     watched = [unittest.TestCase, unittest.TestSuite, unittest.BaseTestSuite, unittest.TestResult]
@@ -313,7 +312,7 @@ def _run_unittest(request):
 # %% ../nbs/appendix/probe.ipynb #probe-tests-pytest
 def _run_pytest(request):
     """In the fence: run the files of tests with pytest, and send the outcome of each test."""
-    import os, sys, unittest
+    import os, unittest
 
     try:
         import pytest  # before the repo's folder is on the path
@@ -357,7 +356,7 @@ def _run_pytest(request):
 # %% ../nbs/appendix/probe.ipynb #probe-tests-script
 def _run_script(request):
     """In the fence: run a check script to its end."""
-    import os, runpy, sys, traceback, unittest
+    import os, runpy, sys, traceback
 
     token, channel, noise = _take(request)
     try:

@@ -7,6 +7,7 @@ __all__ = ['LONGEST_CALL', 'AnthropicModel', 'PROVIDERS', 'make_client', 'Model'
            'Provider', 'connect', 'check_reachable', 'Offered', 'list_models']
 
 # %% ../nbs/appendix/providers.ipynb #providers-imports
+import base64
 import functools
 import math
 import os
@@ -16,6 +17,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from typing import Any, Callable
+from urllib.parse import quote, unquote
 
 import httpx
 
@@ -29,6 +31,7 @@ from harnesslab.loop import (
     Usage,
     UsageError,
     cancelled,
+    encode_json,
     pause,
     post,
     retry_after,
@@ -36,7 +39,7 @@ from harnesslab.loop import (
     time_left,
 )
 from .facts import FACTS, HABITS, Habits, known, least_room, model_facts, room_for, unwelcome
-from .streaming import BUILDERS, collect, print_text
+from .streaming import BUILDERS, collect, in_one_piece, print_text
 from .throttle import Throttle
 from .wire_errors import Trouble, explain, hidden_error, read_trouble, status_of, without_secrets
 from .wires import SERVER_CHAT, WIRES, NotThisShape, Wire, request_body
@@ -110,11 +113,21 @@ def make_client(transport: httpx.BaseTransport | None = None) -> httpx.Client:
     """The project's HTTP client. Every wait on its connections ends at the run's deadline.
 
     `transport`: an in-process API (`FakeApi.transport()`) instead of the network. Proxy variables of the
-    environment are honoured.
+    environment are honoured. Raises UsageError for variables that make no sense.
     """
+    packed = {"accept-encoding": "gzip, deflate"}  # what `reply_pieces` can unpack without risk
     if transport is not None:
-        return httpx.Client(transport=transport)
-    client = httpx.Client(verify=_certificates(*map(os.environ.get, ("SSL_CERT_FILE", "SSL_CERT_DIR"))))
+        return httpx.Client(transport=transport, headers=packed)
+    try:
+        certificates = _certificates(*map(os.environ.get, ("SSL_CERT_FILE", "SSL_CERT_DIR")))
+        client = httpx.Client(verify=certificates, headers=packed)
+    except OSError as error:
+        raise UsageError(f"The certificates that SSL_CERT_FILE names cannot be read: {error}.") from None
+    except (ImportError, ValueError, httpx.InvalidURL):  # their own words may show a password
+        raise UsageError(
+            "A proxy cannot be used: HTTPS_PROXY, HTTP_PROXY and ALL_PROXY look like http://127.0.0.1:3128 "
+            "(socks5:// needs the package socksio), and NO_PROXY is a list of names with commas between."
+        ) from None
     for door in (client._transport, *client._mounts.values()):
         if door is not None:  # httpx has no public way in; a test fails if this door moves
             door._pool._network_backend = _DeadlineBackend(door._pool._network_backend)
@@ -128,6 +141,8 @@ much)."""
 
 class _Call:
     """One call of a model with all its tries: the client that `post` is given."""
+
+    method = "POST"
 
     def __init__(self, model: "Model", on_wait: Callable[[dict], None]):
         self._model, self._on_wait = model, on_wait
@@ -146,22 +161,20 @@ class _Call:
             self.queued += began - came
             try:
                 with run_clock(LONGEST_CALL):
-                    response = self._send(url, content, headers, timeout)
+                    response = self._send(url, content=content, headers=headers, timeout=timeout)
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 raise _plainer(error, self._model.client, url) from None
             response = self._understand(response)
             throttle.answered(response, began)
         return response
 
-    def _send(self, url: str, content: bytes, headers: dict, timeout: httpx.Timeout) -> httpx.Response:
+    def _send(self, url: str, **request: Any) -> httpx.Response:
         model = self._model
-        if not model.stream:
-            return model.client.post(url, content=content, headers=headers, timeout=timeout)
-        with model.client.stream("POST", url, content=content, headers=headers, timeout=timeout) as response:
-            if response.status_code == 200 and "event-stream" in response.headers.get("content-type", ""):
+        with model.client.stream(self.method, url, **request) as response:
+            comes = response.status_code == 200 and "event-stream" in response.headers.get("content-type", "")
+            if comes and model.stream:
                 return collect(response, model.wire.name, model.on_text)
-            response.read()
-            return response
+            return in_one_piece(response)
 
     def _understand(self, response: httpx.Response) -> httpx.Response:
         """The answer, with what is hidden in it said in its status and headers."""
@@ -173,7 +186,8 @@ class _Call:
                 return response
             if error is None:
                 return response
-            response = httpx.Response(status_of(error), json={"error": error}, request=response.request)
+            told = encode_json({"error": error})
+            response = httpx.Response(status_of(error), content=told, request=response.request)
         self.trouble = read_trouble(response)
         if self.trouble.final:
             response.headers["x-should-retry"] = "false"
@@ -225,11 +239,14 @@ class Model:
         self.facts, self.client, self.wire, self.retry = facts, client, wire, retry
         self.request = usual_fields(wire, facts.name) if request is None else request
         self.throttle, self.stream, self.on_text = throttle or Throttle(), stream, on_text
-        self.url, self.key_name = wire.url(base_url, facts.name), key_name
-        self.secrets = (key, _password(base_url))
+        self.base_url, login, secrets = _login(base_url)
+        self.url, self.key_name = wire.url(self.base_url, facts.name), key_name
+        self.secrets = (key, *secrets)
         self.notice = ""  # what a person should know before the first call; goes to stderr, once
-        self._headers = wire.headers(key)
+        self._headers = wire.headers(key) | login
         self._habits = (known(HABITS, facts.name) if wire.name == "anthropic" else None) or Habits()
+        if field := next((name for name in _FILLED_IN if name in self.request), ""):
+            raise UsageError(f"The request may not say anything under {field!r}: it is filled in here.")
         if field := unwelcome(self.request, self._habits.refuses):
             raise UsageError(f"{facts.name} refuses what the request says under {field!r}: leave it out.")
         if stream and wire.name not in BUILDERS:
@@ -286,21 +303,31 @@ AnthropicModel = Model
 """A Model speaks the Messages API unless it is told otherwise."""
 
 # %% ../nbs/appendix/providers.ipynb #providers-model-help
+_FILLED_IN = ("model", "messages", "input", "contents", "stream", "stream_options")
+_FILLED_IN += ("max_tokens", "max_completion_tokens", "max_output_tokens")  # `Limits.max_tokens` is the place
+
+
 def _sendable(key: str, name: str = "ANTHROPIC_API_KEY") -> str:
     """The key without white space around it. UsageError if no header can hold it; the key itself is never
     shown."""
-    key = key.strip()
+    key = key.strip() if isinstance(key, str) else "\0"
     if not key.isascii() or not (key.isprintable() or not key):
         raise UsageError(f"The key in {name} holds characters that no key has: copy it again.")
     return key
 
 
-def _password(url: str) -> str:
-    """The password in a URL, if somebody put one there."""
-    try:
-        return httpx.URL(url).password
-    except httpx.InvalidURL:
-        return ""
+def _login(url: str) -> tuple[str, dict[str, str], tuple[str, ...]]:
+    """(the URL without a name and password that somebody put into it, the header that says them instead, and
+    what of it is secret). A URL is shown in every error, a header in none."""
+    scheme, mark, rest = url.partition("://")
+    place, slash, path = rest.partition("/")
+    login, at, host = place.rpartition("@")
+    if not at:
+        return url, {}, ()
+    covered = base64.b64encode(unquote(login).encode()).decode()
+    password = login.partition(":")[2]
+    secrets = (unquote(password), password, covered)
+    return f"{scheme}{mark}{host}{slash}{path}", {"authorization": f"Basic {covered}"}, secrets
 
 # %% ../nbs/appendix/providers.ipynb #providers-model-prefill
 def _is_prefill(history: History) -> bool:
@@ -445,7 +472,7 @@ def connect(
     as in `Model`. Raises UsageError, in one sentence, for a name that cannot be reached from here.
     """
     chosen = (name or os.environ.get("AGENT_MODEL") or "").strip()
-    base_url = base_url or os.environ.get("AGENT_BASE_URL") or ""
+    base_url = _own_server(base_url)
     provider, model = _split(chosen or "scripted/general")
     speaker = PROVIDERS.get(provider, PROVIDERS["anthropic"])
     wire = SERVER_CHAT if base_url and provider == "openai-chat" else speaker.wire
@@ -475,10 +502,13 @@ def connect(
 # %% ../nbs/appendix/providers.ipynb #providers-connect-split
 def _split(name: str) -> tuple[str, str]:
     """(provider, model). The model's own name may have slashes in it."""
-    provider, slash, model = name.partition("/")
+    provider, slash, model = (part.strip() for part in name.partition("/"))
     if not slash and name.startswith("claude-"):
         provider, model = "anthropic", name
-    if provider not in ("scripted", *PROVIDERS) or not model.removeprefix("claude-"):
+    if provider == "gemini":
+        model = model.removeprefix("models/")  # as Google's own lists write it
+    known = provider in ("scripted", *PROVIDERS) and model.isprintable()
+    if not known or not model.removeprefix("claude-"):
         raise UsageError(
             f"{name!r} is no model known here: use PROVIDER/MODEL with one of {', '.join(PROVIDERS)}, "
             "a name that begins with claude-, or scripted/general."
@@ -525,15 +555,23 @@ def _who_answers(base_url: str) -> str:
     return line if new else ""
 
 
+def _own_server(base_url: str | None) -> str:
+    """The base URL that was given, else the one of the environment, else an empty text."""
+    return (base_url or os.environ.get("AGENT_BASE_URL") or "").strip()
+
+
 def _check_url(url: str) -> None:
+    shown = "with a login" if "@" in url else repr(re.split(r"[?#]", url)[0])  # a key may stand there, too
+    form = "it looks like http://127.0.0.1:8080."
     try:
         parts = httpx.URL(url)
     except httpx.InvalidURL as error:
-        raise UsageError(
-            f"The base URL {url!r} is not a URL ({error}): it looks like http://127.0.0.1:8080."
-        ) from None
+        why = "" if "@" in url else f" ({error})"
+        raise UsageError(f"The base URL {shown} is not a URL{why}: {form}") from None
     if parts.scheme not in ("http", "https") or not parts.host or (parts.port or 0) > 65_535:
-        raise UsageError(f"The base URL {url!r} is not complete: it looks like http://127.0.0.1:8080.")
+        raise UsageError(f"The base URL {shown} is not complete: {form}")
+    if "?" in url or "#" in url:
+        raise UsageError(f"The base URL {shown} goes on with ? or #, so no path fits behind it: {form}")
 
 # %% ../nbs/appendix/providers.ipynb #providers-connect-default
 _SETTINGS = (
@@ -592,7 +630,7 @@ def list_models(provider: str, *, base_url: str | None = None, key: str | None =
         return [Offered("general", 200_000, 64_000), Offered("walkthrough", 200_000, 64_000)]
     if provider not in PROVIDERS:
         raise UsageError(f"There is no provider {provider!r}: use one of {', '.join(PROVIDERS)} or scripted.")
-    speaker, base_url = PROVIDERS[provider], base_url or os.environ.get("AGENT_BASE_URL") or ""
+    speaker, base_url = PROVIDERS[provider], _own_server(base_url)
     found, key_name = _key_for(speaker, bool(base_url))
     key = _sendable(key or found, key_name)
     if not key and not base_url and speaker.keys:
@@ -602,9 +640,7 @@ def list_models(provider: str, *, base_url: str | None = None, key: str | None =
     try:
         model = Model(ModelFacts("x"), client, base_url or speaker.base_url, key or "none", wire=speaker.wire,
                       key_name=key_name, retry=Retry(tries=2, first=0.2))  # fmt: skip
-        return sorted(
-            _all_pages(model, speaker.wire.base(base_url or speaker.base_url)), key=lambda m: m.name
-        )
+        return sorted(_all_pages(model), key=lambda m: m.name)
     except ModelError as error:
         raise UsageError(str(error)) from None
     finally:
@@ -614,13 +650,13 @@ def list_models(provider: str, *, base_url: str | None = None, key: str | None =
 class _Lister(_Call):
     """Asks with GET where a call asks with POST; all the rest is the same."""
 
-    def _send(self, url: str, content: bytes, headers: dict, timeout: httpx.Timeout) -> httpx.Response:
-        return self._model.client.get(url, headers=headers, timeout=timeout)
+    method = "GET"
 
 # %% ../nbs/appendix/providers.ipynb #providers-list-pages
-def _all_pages(model: Model, base: str) -> list[Offered]:
+def _all_pages(model: Model) -> list[Offered]:
     """Every page of the list. Anthropic and Gemini send it in pages; 50 pages are enough for any of them."""
     gemini, more, listed = model.wire.name == "gemini", "", []
+    base = model.wire.base(model.base_url)
     for _ in range(50):
         size = "?pageSize=1000" if gemini else "?limit=1000" if model.wire.name == "anthropic" else ""
         lister = _Lister(model, lambda info: None)
@@ -633,9 +669,9 @@ def _all_pages(model: Model, base: str) -> list[Offered]:
             raise ModelError(f"{base} answered, but not with a list of models: is the base URL right?")
         listed += [_offered(entry) for entry in entries if isinstance(entry, dict) and _can_talk(entry)]
         if gemini and page.get("nextPageToken"):
-            more = f"&pageToken={page['nextPageToken']}"
+            more = f"&pageToken={quote(str(page['nextPageToken']), safe='')}"
         elif page.get("has_more") and page.get("last_id"):
-            more = f"&after_id={page['last_id']}"
+            more = f"&after_id={quote(str(page['last_id']), safe='')}"
         else:
             break
     return listed

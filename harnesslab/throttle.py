@@ -25,12 +25,17 @@ class Throttle:
         if isinstance(at_once, bool) or not isinstance(at_once, int) or at_once < 1:
             raise UsageError(f"at_once must be a whole number of at least 1, not {at_once!r}.")
         self.at_once = at_once
-        self.inside = 0  # requests on their way
+        self._inside: set[tuple] = set()  # the places of requests that are on their way
         self._room, self._calm = min(4.0, at_once), float(at_once)  # how many may be; where doubling ends
         self._shut_until = self._last_trouble = 0.0  # seconds on the monotonic clock
         self._lock = threading.Lock()
         self._queue: list[tuple[int, threading.Event]] = []  # a heap: the oldest ticket is first
         self._numbers = itertools.count()
+
+    @property
+    def inside(self) -> int:
+        """Requests on their way."""
+        return len(self._inside)
 
     def ticket(self) -> int:
         """A place in the queue. A call keeps its ticket through all its tries."""
@@ -45,22 +50,18 @@ class Throttle:
         stop.
         """
         place = (ticket, threading.Event())
-        with self._lock:
-            heapq.heappush(self._queue, place)
-            self._wake()
         try:
-            self._wait(place, patience)
-        except BaseException:
             with self._lock:
-                self._queue.remove(place)
-                heapq.heapify(self._queue)
+                heapq.heappush(self._queue, place)
                 self._wake()
-            raise
-        try:
+            self._wait(place, patience)
             yield time.monotonic()
-        finally:
+        finally:  # wherever a Ctrl-C has come in between, the place is given back
             with self._lock:
-                self.inside -= 1
+                self._inside.discard(place)
+                if place in self._queue:
+                    self._queue.remove(place)
+                    heapq.heapify(self._queue)
                 self._wake()
 
     def answered(self, response: httpx.Response, began: float) -> None:
@@ -86,7 +87,7 @@ class Throttle:
                 closed = self._shut_until - time.monotonic()
                 if self._queue[0] is place and closed <= 0 and self.inside < int(self._room):
                     heapq.heappop(self._queue)
-                    self.inside += 1
+                    self._inside.add(place)
                     self._wake()
                     return
                 place[1].clear()

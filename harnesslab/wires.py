@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Callable
 from urllib.parse import quote
 
-from .loop import History, Usage, encode_json
+from .loop import History, Usage, UsageError, encode_json
 
 # %% ../nbs/appendix/wires.ipynb #wires-theirs-code
 _LEGAL = re.compile(r"[a-zA-Z0-9_-]+")
@@ -122,14 +122,16 @@ def _parse(text: Any) -> Any:
 
 def _arguments(value: Any) -> str:
     """The arguments as the string that Chat and Responses want."""
-    return value if isinstance(value, str) else encode_json(value).decode()
+    return value if isinstance(value, str) else encode_json({} if value is None else value).decode()
 
 # %% ../nbs/appendix/wires.ipynb #wires-usage-code
 def _count(value: Any, *path: str) -> int:
-    """A number of tokens somewhere in a usage object, or 0."""
+    """A number of tokens somewhere in a usage object, or 0. Some servers send 12.0; and nobody's prompt has
+    more than a million million."""
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
-    return max(0, value) if isinstance(value, int) and not isinstance(value, bool) else 0
+    whole = isinstance(value, int) or isinstance(value, float) and value.is_integer()
+    return min(max(0, int(value)), 10**12) if whole and not isinstance(value, bool) else 0
 
 
 def _usage(prompt: int, read: int, write: int, output: int) -> Usage:
@@ -288,7 +290,8 @@ def chat_answer(raw: dict) -> Answer:
     content += [{"type": "text", "text": text}] if text else []
     calls = _list(message.get("tool_calls"))
     content += [_chat_block(raw, number, call) for number, call in enumerate(calls)]
-    stop = "refusal" if refusal and not said else _CHAT_STOPS.get(reason, "tool_use" if calls else "end_turn")
+    stop = "tool_use" if calls else "end_turn"
+    stop = "refusal" if refusal and not said else _CHAT_STOPS.get(str(reason), stop)
     return _settled(content, stop, chat_usage(raw.get("usage")))
 
 # %% ../nbs/appendix/wires.ipynb #wires-chat-parts
@@ -417,7 +420,7 @@ def gemini_items(message: dict, pairs: Pairs) -> list[dict]:
     blocks = _blocks(message)
     if message.get("role") == "assistant":
         parts = [part for block in blocks if (part := _gemini_part(block, pairs))]
-        foreign = [part for part in parts if part.get("functionCall", {}).keys() == {"name", "args"}]
+        foreign = [part for part in parts if "functionCall" in part]
         if foreign and not any(_theirs(block, GEMINI) for block in blocks):
             foreign[0]["thoughtSignature"] = _NO_SIGNATURE
         return [{"role": "model", "parts": parts}] if parts else []
@@ -449,7 +452,7 @@ def _gemini_result(block: dict, pairs: Pairs) -> dict:
         return {"text": f"Error: {text}"}
     call = came.get("functionCall") if isinstance(came.get("functionCall"), dict) else {}
     answer = {
-        "name": call.get("name", asked["name"]),
+        "name": call.get("name") or asked["name"],
         "response": {"error" if block.get("is_error") else "output": text},
     }
     return {"functionResponse": answer | ({"id": call["id"]} if "id" in call else {})}
@@ -489,7 +492,7 @@ def _gemini_block(raw: dict, number: int, part: dict) -> dict:
     call = part.get("functionCall")
     if isinstance(call, dict):
         block = {"type": "tool_use", "id": call.get("id") or _own_id(raw, number), "name": call.get("name")}
-        return _with_theirs({**block, "input": call.get("args", {})}, GEMINI, part)
+        return _with_theirs({**block, "input": call.get("args") or {}}, GEMINI, part)
     text = part.get("text")
     if isinstance(text, str) and text.strip() and not part.get("thought"):
         return _with_theirs({"type": "text", "text": text}, GEMINI, part, {"text": text})
@@ -522,8 +525,8 @@ class Wire:
 
     def base(self, base_url: str) -> str:
         """The base URL with its version. One that has a path of its own is taken as it is; only Anthropic's
-        clients always add the version."""
-        base = base_url.rstrip("/")
+        clients always add the version. An endpoint at its end, copied with it, is cut off."""
+        base = base_url.rstrip("/").removesuffix(self.path(""))
         complete = "/" in base.partition("://")[2] and self.name != "anthropic"
         return base if complete or base.endswith(self.version) else base + self.version
 
@@ -614,7 +617,13 @@ class _Written:
         if known and (known > len(messages) or messages[known - 1] is not self._last):
             self.__init__()  # somebody took messages away, or an interrupt came in between: begin again
         for message in messages[len(self.pieces) :]:
-            items = b",".join(map(encode_json, wire.items(message, self.pairs)))
+            try:
+                items = b",".join(map(encode_json, wire.items(message, self.pairs)))
+            except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+                raise UsageError(
+                    f"Message {len(self.pieces)} of the history cannot be said in {wire.api} ({error!r}): it "
+                    "is not in the shape of the Messages API."
+                ) from None
             follows = items and (begun or any(self.pieces))
             self.pieces.append(b"," + items if follows else items)
             self._last = message

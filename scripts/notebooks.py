@@ -29,10 +29,15 @@ def export(root: Path) -> None:
 
 
 def clean(root: Path) -> None:
-    """Write every notebook in nbdev's clean form, without outputs (but for tagged cells) and without widget state."""
+    """Write every notebook in nbdev's clean form, without outputs (but for tagged cells) and without widget state, the lessons with tooltips."""
     _nbdev("nbdev_clean", root)
+    sys.path.insert(0, str(root))
+    from harnesslab.glossary import mark_terms
+
     for path in notebooks(root):
         notebook = json.loads(path.read_text(encoding="utf-8"))
+        if path.name.startswith("0"):
+            mark_terms(notebook)        # a tooltip on the first use of each term in a lesson
         notebook["metadata"].pop("widgets", None)
         for cell in notebook["cells"]:
             if cell["cell_type"] == "code" and KEEP_OUTPUT not in cell["metadata"].get("tags", []):

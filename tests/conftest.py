@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Examples are not timed: on a busy machine a deadline says more about the machine than about the code.
 settings.register_profile("harnesslab", deadline=None)
 settings.load_profile("harnesslab")
+
+# Predictions and traces that tests leave are nobody's: they go to a folder of their own.
+_state = tempfile.TemporaryDirectory(prefix="harnesslab-test-state-")
+os.environ["XDG_STATE_HOME"] = _state.name
 
 ROOT = Path(__file__).resolve().parent.parent
 _skipped: list[str] = []
@@ -49,6 +54,8 @@ def pytest_runtest_logreport(report):
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session, exitstatus):
+    if hasattr(session.config, "workerinput"):      # one of several processes: the first one decides for all
+        return
     if os.environ.get("HARNESSLAB_NO_SKIPS") and _skipped and session.exitstatus == 0:
         print("\nskipped, but nothing may be skipped here:\n  " + "\n  ".join(_skipped))
         session.exitstatus = 1

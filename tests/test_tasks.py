@@ -12,7 +12,7 @@ import pytest
 from harnesslab.fences import choose_fence, close_idle
 from harnesslab.loop import UsageError
 from harnesslab.patches import PatchError, read_changes
-from harnesslab.tasks import (CommitFiles, Edits, Files, FolderCopy, HiddenTests, Judge, Patch, Script, Task, load_tasks, save_tasks, swe_bench_tasks, wordcount_tasks)
+from harnesslab.tasks import (CommitFiles, Edits, Files, FolderCopy, HiddenTests, Judge, Script, Task, load_tasks, save_tasks, swe_bench_tasks, wordcount_tasks)
 from harnesslab.scripted import _SOLUTIONS
 from harnesslab.verifier import fresh_repo, validate, verify
 

@@ -13,24 +13,25 @@ import pytest
 
 from harnesslab import verifier
 from harnesslab.cheats import CHEATS, cheat, duel, naive_check
-from harnesslab.fences import LandlockFence, NamespaceFence, ProcessFence, choose_fence, close_idle
+from harnesslab.fences import IMAGE, ProcessFence, choose_fence, close_idle
 from harnesslab.keeper import CommandResult
 from harnesslab.loop import UsageError
 from harnesslab.patches import PatchError, run_git
-from harnesslab.tasks import Failed, Files, FolderCopy, HiddenTests, Judge, Patch, Script, Task, output_of, value_of, wordcount_tasks
+from harnesslab.tasks import Failed, Files, HiddenTests, Judge, Script, Task, output_of, value_of, wordcount_tasks
 from harnesslab.traces import Trace
 from harnesslab.verifier import fresh_repo, suspicious, take_patch, validate, verify
 from test_patches import run_as_nobody
 
 TASKS = {task.id: task for task in wordcount_tasks()}
-FENCES = ["process", *(["landlock", "namespace"] if sys.platform == "linux" else [])]
+FENCES = ["process", *(["landlock", "namespace"] if sys.platform == "linux" else []), "container"]
+CONTAINER = {"engine": os.environ.get("HL_ENGINE", ""), "image": os.environ.get("HL_IMAGE", IMAGE)}
 linux = pytest.mark.skipif(sys.platform != "linux", reason="optional: needs Linux")
 
 
 @pytest.fixture(params=FENCES)
 def fence(request):
     try:
-        return choose_fence(request.param)
+        return choose_fence(request.param, **(CONTAINER if request.param == "container" else {}))
     except UsageError as error:
         pytest.skip(f"optional: {error}")
 
@@ -229,8 +230,10 @@ def test_what_runs_on_import_cannot_help(name, repo_of, best):
         shutil.rmtree(repo)
 
 
-@pytest.mark.parametrize("base", ["object", "list", "dict", "str", "tuple", "int"])
-@pytest.mark.parametrize("task, name", [("fix-test", "top_k"), ("fix-test", "count_words"), ("normalize", "tokenize"), ("rename", "word_counts")])
+KINDS = ["object", "list", "dict", "str", "tuple", "int"]
+
+
+@pytest.mark.parametrize("task, name, base", [("fix-test", "top_k", base) for base in KINDS] + [("normalize", "tokenize", base) for base in KINDS[:3]] + [("fix-test", "count_words", "dict"), ("rename", "word_counts", "dict")])
 def test_values_that_lie(task, name, base, repo_of, best):
     repo = repo_of(task)
     if task == "rename":
@@ -244,7 +247,7 @@ def test_values_that_lie(task, name, base, repo_of, best):
 def test_values_of_all_kinds(value, repo_of, best):
     repo = repo_of("normalize")
     append(repo, "wordcount/core.py", f"\ntokenize = lambda text: {value}\n")
-    verdict = verify(TASKS["normalize"], repo, fence=best, timeout=5)
+    verdict = verify(TASKS["normalize"], repo, fence=best, timeout=3)
     assert not verdict.passed and not verdict.error and verdict.reason.isprintable(), verdict
 
 
@@ -318,7 +321,7 @@ def test_renames_that_are_none(change, repo_of, best):
 def test_programs_that_cheat(body, repo_of, best):
     repo = repo_of("min-length")
     append(repo, "wordcount/__init__.py", f"\nimport sys\nif '--min-length' in sys.argv or 'wordcount.cli' in sys.argv:\n    {body}\n")
-    verdict = verify(TASKS["min-length"], repo, fence=best, timeout=5)
+    verdict = verify(TASKS["min-length"], repo, fence=best, timeout=3)
     assert not verdict.passed and verdict.reason and not verdict.error, verdict
 
 
