@@ -46,7 +46,7 @@ lab: $(VENV)/.lab
 	@$(BIN)/jupyter lab $(LAB_FLAGS)
 
 test: $(VENV)/.dev
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup
 
 demo: $(VENV)/.base
 	@$(BIN)/python scripts/demo.py

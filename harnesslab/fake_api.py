@@ -72,9 +72,8 @@ class _Prompt:
         "One more row. A free row is compared but costs nothing."
         kind, text, row = block.get("type"), _readable(block), len(self.digests)
         before = (self.digests[-1], self.lengths[-1]) if row else (b"", 0)
-        self.digests.append(
-            hashlib.blake2b(before[0] + f"{where} {kind} {text}".encode(), digest_size=16).digest()
-        )
+        whole = f"{where} {kind} {text}".encode("utf-8", "surrogatepass")  # half a pair is legal in arguments
+        self.digests.append(hashlib.blake2b(before[0] + whole, digest_size=16).digest())
         self.lengths.append(before[1] + (0 if is_free else len(text)))
         inner = (
             block.get("content") if kind == "tool_result" and isinstance(block.get("content"), list) else []

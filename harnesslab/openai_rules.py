@@ -387,7 +387,7 @@ def input_of(arguments: Any) -> dict:
     "The arguments of a call as an object; an empty one if they are none."
     try:
         parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return parsed if isinstance(parsed, dict) else {}
 

@@ -45,6 +45,19 @@ def installed(tmp_path_factory):
     return folder / "site"
 
 
+LONGEST_FIRST = ("test_attacks.py", "test_lab_lessons.py", "test_site.py", "test_stepper.py", "test_break_it.py", "test_evals.py", "test_notebooks.py")
+
+
+def pytest_collection_modifyitems(items):
+    """For several processes (`make test`): a file is one piece of work, because its tests share what they set up; notebooks are a piece each.
+    What takes long comes first, so that no process is left alone with it at the end."""
+    order = {name: place for place, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
+    for item in items:
+        if item.path.name != "test_notebooks.py":
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
 def pytest_runtest_logreport(report):
     if report.skipped and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)

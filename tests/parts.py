@@ -1,4 +1,5 @@
 """What several test files need: a registry of small tools, a run over the strict local API, and the question whether that API takes a history."""
+import functools
 import json
 from pathlib import Path
 
@@ -84,3 +85,18 @@ def assert_goes_on(finished: Run):
 
 
 __all__ = ["Mute", "assert_goes_on", "assert_taken", "call", "change", "look", "messages_of", "registry", "results_of", "run", "say", "use"]
+
+
+ODD = (None, True, False, 0, -1, 1.5, 1e300, 10**400, "", "  ", "x", "\x00", "\ud83d", "a:b|c", "x" * 200, '{"key": ', "[" * 2_000, [], [[]], [None], ["x"], [1], {}, {"a": 1}, {"type": "text"},
+       {"text": 5}, [{"type": "text", "text": "hi"}], [{"text": ["x"]}], functools.reduce(lambda inner, _: {"a": inner}, range(150), 1))
+"""What a server may send where something else belongs."""
+
+
+def spoiled(value, odd=ODD):
+    """A JSON value again and again, each time with one part left out, or with something odd in its place."""
+    if isinstance(value, dict | list):
+        for at in value if isinstance(value, dict) else range(len(value)):
+            rest = {key: part for key, part in value.items() if key != at} if isinstance(value, dict) else [*value[:at], *value[at + 1 :]]
+            yield rest
+            for part in (*odd, *spoiled(value[at], odd)):
+                yield {**value, at: part} if isinstance(value, dict) else [*value[:at], part, *value[at + 1 :]]

@@ -50,6 +50,9 @@ def error_body(message="no", **details):
     return json.dumps({"type": "error", "error": {"type": "x", "message": message, **({"details": details} if details else {})}}).encode()
 
 
+GOOD = json.dumps({"content": [say("hi")], "stop_reason": "end_turn", "usage": {}}).encode()
+
+
 @contextmanager
 def served(policy=("hi",), faults=(), retry=QUICK, **options):
     """A model behind a real server on the loopback address, reached by the project's own client."""
@@ -342,11 +345,37 @@ def test_cache_is_read_because_the_prefix_stays():
     (dict(name="gemini/x", key="k", parallel_tool_calls=False), "no switch for one call"), (dict(name="openai/x", key="k", stream=True), "cannot be streamed"),
     (dict(name="claude-opus-5-5", key="k", request={"temperature": 0}), "refuses"), (dict(name="scripted/"), "no model known"), (dict(name="claude-haiku-4-5"), "needs a key"), (dict(name="scripted/nobody"), "scripted/general"),
     (dict(name="claude-haiku-4-5", key="k", base_url="ftp://127.0.0.1"), "not complete"), (dict(name="claude-haiku-4-5", base_url="127.0.0.1:80"), "base URL"),
-    (dict(name="claude-haiku-4-5", base_url="http://"), "not complete"), (dict(name="claude-haiku-4-5", base_url="http://[::1"), "base URL")])
+    (dict(name="claude-haiku-4-5", base_url="http://"), "not complete"), (dict(name="claude-haiku-4-5", base_url="http://[::1"), "base URL"),
+    (dict(name="openai-chat/\ud83d", key="k"), "no model known"), (dict(name="gemini/\udcff", key="k"), "no model known"), (dict(name="openai/a\nb", key="k"), "no model known"), (dict(name="openai-chat/ ", key="k"), "no model known"),
+    (dict(name="openai-chat/m", base_url="http://h/v1?x=1"), "goes on with"), (dict(name="openai-chat/m", base_url="http://h/#x"), "goes on with"), (dict(name="claude-haiku-4-5", key=5), "copy it again"),
+    *((dict(name=f"{wire}/m", key="k", request={field: 1}), field) for wire in ("anthropic", "openai", "openai-chat", "gemini") for field in ("model", "messages", "input", "contents", "stream", "max_tokens"))])
 def test_bad_settings_are_told_in_one_sentence(arguments, word):
     with pytest.raises(UsageError, match=word) as caught:
         connect(**arguments)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name, model", [("openai-chat/org/model:tag", "org/model:tag"), (" openai / gpt-x ", "gpt-x"), ("gemini/models/gemini-x", "gemini-x"), ("openai-chat/\u043c\u043e\u0434\u0435\u043b\u044c", "\u043c\u043e\u0434\u0435\u043b\u044c")])
+def test_names_as_people_write_them(name, model):
+    assert connect(name, key="k").facts.name == model
+    assert connect("openai-chat/m", base_url=" http://h/v1\n").url == "http://h/v1/chat/completions"
+
+
+@pytest.mark.parametrize("name, value, word", [
+    ("HTTPS_PROXY", "socks5://user:secret-word-1@127.0.0.1:1", "proxy"), ("ALL_PROXY", "ftp://user:secret-word-1@h", "proxy"), ("NO_PROXY", "[::1", "proxy"), ("HTTPS_PROXY", "http://user:secret-word-1/x@h", "proxy"),
+    ("SSL_CERT_FILE", "/there/is/none", "SSL_CERT_FILE"), ("SSL_CERT_FILE", __file__, "SSL_CERT_FILE")])
+def test_variables_that_make_no_sense_are_told_in_one_sentence(name, value, word, monkeypatch):
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=word) as caught:
+        connect("openai/x", key="k")
+    assert "secret" not in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("body", [b"\xef\xbb\xbf" + GOOD, b" \r\n" + GOOD + b"\n\n"])
+def test_a_mark_or_white_space_around_a_reply_spoils_nothing(body):
+    client, _ = answering((200, {}, body))
+    assert AnthropicModel(ModelFacts("m"), client, "http://127.0.0.1")(History("x"), 10).text == "hi"
 
 
 @pytest.mark.parametrize("key", ["sk-very-secret-1\n", " sk-very-secret-1 \r\n"])
@@ -575,8 +604,8 @@ def paged(*pages):
 
 
 @pytest.mark.parametrize("provider, pages, offered, second", [
-    ("anthropic", [{"data": [{"id": "claude-b", "max_input_tokens": 200_000, "max_tokens": 64_000}], "has_more": True, "last_id": "claude-b"}, {"data": [{"id": "claude-a"}], "has_more": False}],
-     [Offered("claude-a"), Offered("claude-b", 200_000, 64_000)], "after_id=claude-b"),
+    ("anthropic", [{"data": [{"id": "claude-b", "max_input_tokens": 200_000, "max_tokens": 64_000}], "has_more": True, "last_id": "claude b&limit=1#"}, {"data": [{"id": "claude-a"}], "has_more": False}],
+     [Offered("claude-a"), Offered("claude-b", 200_000, 64_000)], "after_id=claude%20b%26limit%3D1%23"),
     ("openai", [{"object": "list", "data": [{"id": "z"}, {"id": "a", "owned_by": "x"}]}], [Offered("a"), Offered("z")], None),
     ("openai-chat", [{"data": [{"id": "Team/Model", "max_model_len": 32_768}, "nonsense"]}], [Offered("Team/Model", 32_768)], None), ("ollama", [{"object": "list", "data": []}], [], None),
     ("gemini", [{"models": [{"name": "models/gemini-b", "inputTokenLimit": 1_000, "outputTokenLimit": 10, "supportedGenerationMethods": ["generateContent"]},

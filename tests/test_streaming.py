@@ -183,6 +183,80 @@ def test_whatever_is_streamed_is_a_reply_or_a_broken_connection(wire, events):
         pass
 
 
+ALL = {"anthropic": list(message_events([{"type": "thinking", "thinking": "abc", "signature": "xyz"}, {"type": "text", "text": "Good day", "citations": None}, {"type": "tool_use", "id": "a", "name": "look", "input": {"n": 1}}], "tool_use", 4)),
+       "openai-chat": [*chat_events("Good", [("a", "look", '{"n":1}')], "tool_calls", 4)]}
+
+
+@pytest.mark.parametrize("wire", STREAMED)
+def test_a_good_stream_with_one_odd_part_is_a_reply_or_a_broken_connection(wire):
+    for events in spoiled(ALL[wire], odd=(None, True, 0, -1, 1.5, "", "x", "\ud83d", [], [None], ["x"], {}, {"a": 1})):
+        data = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + ("data: [DONE]\n\n" if wire == "openai-chat" else "")
+        with contextlib.suppress(httpx.RemoteProtocolError):
+            raw = collect(response(data.encode()), wire, lambda text: text.encode("utf-8", "replace")).json()
+            with contextlib.suppress(NotThisShape):
+                history = History("x")
+                history.add_reply(WIRES[wire].answer(raw))
+
+
+@pytest.mark.parametrize("wire", STREAMED)
+@pytest.mark.parametrize("more", [b'data: {"error": {"message": "too late"}, "type": "error"}\n\n', b"data: nonsense\n\n", b"data: [DONE]\n\n", b"data: half", b'data: {"choices": [{"delta": {"content": "more"}}]}\n\n', b"\x00\xff"])
+def test_what_comes_after_the_end_is_not_looked_at(wire, more):
+    data = as_bytes(ALL[wire], done=wire == "openai-chat")
+    whole = collect(response(data), wire)
+    for cuts in ((), (len(data),), tuple(range(len(data) + len(more)))):
+        after = collect(response(data + more, cuts), wire)
+        assert (after.status_code, after.json()) == (200, whole.json())
+
+
+def test_a_line_that_stays_open_after_the_end_holds_up_nobody():
+    with raw_server(WHOLE, pause=0.05, repeat=b": still here\n\n") as (url, taken):
+        began = time.monotonic()
+        assert run(None, limits=Limits(wall_seconds=20), model=streaming_model(url, [])).answer == "Good day." and time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("wire", STREAMED)
+def test_signs_of_life_are_no_events(wire):
+    data = as_bytes(ALL[wire], done=wire == "openai-chat")
+    assert collect(response(b"data:\n\ndata\n\ndata:  \n\n" + data), wire).json() == collect(response(data), wire).json()
+
+
+@pytest.mark.parametrize("wire", STREAMED)
+def test_a_stream_with_nothing_but_its_end_is_no_reply(wire):
+    with pytest.raises(httpx.RemoteProtocolError, match="before the reply was whole"):
+        collect(response(b"data: [DONE]\n\n"), wire)
+
+
+def test_a_count_that_is_null_at_the_end_is_the_count_of_the_beginning():
+    events = [{**event, "usage": {"input_tokens": None, "output_tokens": 9}} if event["type"] == "message_delta" else event for event in ALL["anthropic"]]
+    assert collect(response(as_bytes(events)), "anthropic").json()["usage"] == {"input_tokens": 5, "output_tokens": 9}
+
+
+# ------------------------------------------------------------------ too much
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("packing", ["", "gzip", "deflate", "gzip, gzip", "br", "x"])
+def test_no_answer_fills_the_memory(stream, packing, monkeypatch):
+    """A body without end, and a small one that unpacks to a large one: given up at the limit, once, and said in one sentence."""
+    monkeypatch.setattr(streaming, "LARGEST_REPLY", 3_000_000)
+    body, asked = b'data: {"a":"' + b"x" * 5_000_000, []
+    packed = {"gzip": gzip.compress, "deflate": zlib.compress, "gzip, gzip": lambda data: gzip.compress(gzip.compress(data))}.get(packing, bytes)(body)
+
+    def serve(request):
+        asked.append(request.headers["accept-encoding"])
+        return httpx.Response(200, headers={"content-type": "text/event-stream"} | ({"content-encoding": packing} if packing else {}), stream=InPieces(packed, range(0, len(packed), 65_536)))
+    model = Model(ModelFacts("m"), make_client(httpx.MockTransport(serve)), "http://127.0.0.1", retry=QUICK, stream=stream, on_text=lambda text: None)
+    finished = run(None, model=model)
+    assert finished.status == "api_error" and asked == ["gzip, deflate"]
+    assert ("more than 3 MB" if packing in ("", "gzip", "deflate") else "packed in a strange way") in finished["error"]
+
+
+def test_an_answer_as_large_as_allowed_is_taken(monkeypatch):
+    body = json.dumps({"content": [say("hi " * 1_000)], "stop_reason": "end_turn", "usage": {}}).encode()
+    for limit, status in ((len(body), "done"), (len(body) - 1, "api_error")):
+        monkeypatch.setattr(streaming, "LARGEST_REPLY", limit)
+        client = make_client(httpx.MockTransport(lambda request: httpx.Response(200, content=body)))
+        assert run(None, model=Model(ModelFacts("m"), client, "http://127.0.0.1")).status == status
+
+
 # ------------------------------------------------------------------ arguments
 def built(*pieces, stop="tool_use"):
     builder = MessagesBuilder()
@@ -302,7 +376,7 @@ def test_errors_in_a_stream_have_a_status(wire, error, tries, status, word):
     shown = []
     finished = run_loop(History("x", "", TOOLS), Model(ModelFacts("m"), client, "http://127.0.0.1", wire=WIRES[wire], retry=QUICK, stream=True, on_text=shown.append), registry())
     assert finished.status == status and word in finished["error"] and shown.count("He") == tries
-    assert all("asked for again" in text for text in shown if text != "He")
+    assert all("broke off here" in text for text in shown if text != "He")
     assert_goes_on(finished)
 
 
@@ -404,7 +478,7 @@ def test_a_connection_that_breaks_in_the_stream_is_tried_again():
         finished = run(None, model=streaming_model(url, shown))
     assert (finished.status, finished.answer, finished["tries"], len(taken)) == ("done", "Good day.", 2, 2)
     text = "".join(shown)
-    assert text.index("Good") < text.index("asked for again") < text.rindex("Good day.")
+    assert text.index("Good") < text.index("broke off here") < text.rindex("Good day.")
 
 
 @pytest.mark.parametrize("trickle", [b": ping\n\n", b'data: {"type": "ping"}\n\n', b"x", b'data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"o"}}\n\n'])
@@ -480,3 +554,12 @@ def test_what_is_printed_cannot_steer_a_terminal(text, cuts):
             print_text(text[at:end])
             at = end
     assert not any(ord(letter) < 32 and letter not in "\n\t" or 127 <= ord(letter) < 160 for letter in out.getvalue()) and "\\x1b[31m" in out.getvalue()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_letters_that_a_terminal_does_not_know_stop_nothing(encoding):
+    out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    with contextlib.redirect_stdout(out):
+        for text in ("caf\u00e9 \ud83d", " \U0001f600 and on"):
+            print_text(text)
+    assert out.buffer.getvalue().endswith(b" and on")

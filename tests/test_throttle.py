@@ -250,6 +250,23 @@ def test_an_exception_inside_gives_the_place_back():
     assert throttle.inside == 0 and go(throttle)
 
 
+@pytest.mark.parametrize("moment", range(1, 6))
+def test_ctrl_c_at_any_moment_gives_the_place_back(moment):
+    """Ctrl-C may come in between any two steps: here at each of those where the doorkeeper wakes the next one."""
+    class Interrupted(Throttle):
+        woken = 0
+
+        def _wake(self):
+            self.woken += 1
+            if self.woken == moment:
+                raise KeyboardInterrupt
+            super()._wake()
+    throttle = Interrupted(1)
+    with contextlib.suppress(KeyboardInterrupt):
+        go(throttle)
+    assert throttle.inside == 0 and not throttle._queue and go(throttle)
+
+
 def test_time_in_the_queue_is_a_wait():
     throttle = Throttle(1)
     model = offline([[say("hi")]], throttle=throttle)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
+from urllib.parse import unquote
 
 import httpx
 import pytest
@@ -342,6 +343,40 @@ def test_a_key_that_is_echoed_is_in_no_event(name):
         model.close()
     assert any(event["type"] == "model_waited" for event in events)
     assert KEY not in json.dumps(events) and "pass-word" not in json.dumps(events) and "[key]" in json.dumps(events)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("body", [b"{}", b"<html>", b"", b'{"error": "no"}', b'{"data": 5}'])
+@pytest.mark.parametrize("login", ["user:pass%40very-secret", "very-secret", "user:very-secret:2"])
+def test_a_password_in_a_url_is_said_to_the_server_and_to_nobody_else(name, body, login):
+    events, seen = [], []
+    with server(200, body) as listener:
+        url = listener.url.replace("//", f"//{login}@")
+        model = Model(ModelFacts("m"), make_client(), url, KEY, wire=WIRES[name], retry=QUICK)
+        model.client.event_hooks = {"request": [seen.append]}
+        finished = run_loop(History("x"), model, registry(), sink=events.append)
+        model.close()
+        with pytest.raises(UsageError) as caught:
+            list_models(name, base_url=url, key=KEY)
+    told = json.dumps([events, finished, str(caught.value)])
+    assert "very-secret" not in told and "127.0.0.1" in told and KEY not in told
+    name, _, password = unquote(login).partition(":")
+    assert seen[0].headers["authorization"] == httpx.BasicAuth(name, password)._build_auth_header(name, password) if password else seen[0].headers["authorization"].startswith("Basic ")
+
+
+@pytest.mark.parametrize("url", ["ftp://user:very-secret@h", "http://user:very-secret/x@h", "http://user:very-secret@h:99999", "http://h/v1?key=very-secret", "http://user:very-secret@h?x"])
+def test_a_bad_url_is_told_without_what_is_secret_in_it(url):
+    for ask_it in (lambda: connect("openai-chat/m", base_url=url), lambda: list_models("openai", base_url=url, key=KEY)):
+        with pytest.raises(UsageError, match="base URL") as caught:
+            ask_it()
+        assert "very-secret" not in str(caught.value)
+
+
+def test_a_hidden_error_may_hold_anything():
+    with server(200, b'{"error": {"message": "half \\ud83d a pair", "code": 401, "x": 1e999}}') as listener:
+        finished = ask(listener.url, "openai-chat")
+        told(finished, "The key was not accepted")
+        assert len(listener.seen) == 1
 
 
 def test_a_model_does_not_show_its_key():

@@ -3,16 +3,17 @@ import functools
 import gc
 import itertools
 import json
+import random
 
 import httpx
 import pytest
 from hypothesis import given, settings, strategies as st
-from parts import registry, results_of
+from parts import registry, results_of, spoiled
 
 from harnesslab import wires
 from harnesslab.api_rules import sign
 from harnesslab.fake_api import Fault
-from harnesslab.loop import History, Limits, ModelFacts, Retry, Usage, result_block, run_loop
+from harnesslab.loop import History, Limits, ModelFacts, Prices, Retry, Usage, UsageError, result_block, run_loop
 from harnesslab.providers import Model, make_client, offline
 from harnesslab.scripted import call, canned, say, scripted_api
 from harnesslab.traces import requests as rebuilt
@@ -275,6 +276,69 @@ def test_whatever_comes_is_an_answer_or_named(name, raw):
     request_body(WIRES[name], history, "m", 10, {})
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_good_reply_with_one_odd_part_is_an_answer_or_named(name):
+    """Every part of a good reply is left out or replaced, one at a time. What is understood can be sent back, and can be paid for."""
+    good = reply(name, ("call_1", "look", '{"key":1}'), ("call_2", "change", '{"key":2}'), text="Some words.", thought="shown")
+    good |= {"usage": {"prompt_tokens": 9, "input_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}, "output_tokens": 3, "completion_tokens": 3}, "usageMetadata": {"promptTokenCount": 9, "candidatesTokenCount": 3}}
+    good |= {"id": "r_1", "incomplete_details": None}
+    for raw in spoiled(good):
+        try:
+            answer = WIRES[name].answer(raw)
+        except NotThisShape:
+            continue
+        assert answer.usage.input >= 0 and Prices(1, 2, 0.1, 1.2).cost(answer.usage) >= 0
+        for other in NAMES:
+            history = converse(name, task="x")
+            history.add_results([result_block(call.id, "fine") for call in history.add_reply(answer)])
+            json.loads(request_body(WIRES[other], history, "m", 10, {}))
+
+
+@pytest.mark.parametrize("counted, tokens", [(12.0, 12), (1.5, 0), (-3.0, 0), (float("inf"), 0), (float("nan"), 0), (10**400, 10**12), (1e300, 10**12), ("12", 0)])
+def test_odd_counts(counted, tokens):
+    assert wires._count({"n": counted}, "n") == tokens
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("content", [5, True, [{"type": "text"}], [{"type": "text", "text": None}], [{"type": "tool_result", "content": "x"}], [{"type": "tool_result", "tool_use_id": "a", "content": 5}],
+                                     [{"type": "tool_result", "tool_use_id": "a", "content": {"a": 1}}], [{"type": "tool_result", "tool_use_id": "a", "content": ["x"]}], [{"type": "tool_use", "name": "look"}]])
+@pytest.mark.parametrize("role", ["user", "assistant"])
+def test_messages_written_by_hand_and_wrongly_are_sent_or_named(name, content, role):
+    """The Messages API says itself what is wrong with a message; the other wires cannot translate it, and say so."""
+    try:
+        json.loads(request_body(WIRES[name], History([{"role": role, "content": content}]), "m", 10, {}))
+    except UsageError as error:
+        assert "Message 0 of the history" in str(error) and "\n" not in str(error)
+
+
+@pytest.mark.parametrize("theirs", [5, "x", [], {"wire": None}, *({"wire": name, "item": item} for name in NAMES for item in ("x", [1], 5, True, {"function": "x"}, {"functionCall": "x"}, {"functionCall": None}))])
+def test_a_history_from_a_strange_trace_is_sent_or_named(theirs):
+    blocks = [{"type": "thinking", "thinking": "x", "theirs": theirs}, {"type": "text", "text": "x", "theirs": theirs}, {"type": "tool_use", "id": "a", "name": "look", "input": {}, "theirs": theirs}]
+    for name in NAMES:
+        for block in blocks:
+            history = History([{"role": "user", "content": "x"}, {"role": "assistant", "content": [block]}, {"role": "user", "content": [result_block("a", "x")]}])
+            try:
+                json.loads(request_body(WIRES[name], history, "m", 10, {}))
+            except UsageError as error:
+                assert "Message " in str(error)
+
+
+def test_a_conversation_may_change_its_wire_at_every_turn():
+    """Each turn over another wire; after each of them all four strict APIs take what there is, it has only grown, and a copy says the same."""
+    for seed in range(6):
+        rng, history, last = random.Random(seed), History("The task.", "Be brief.", TOOLS), {}
+        for turn in range(5):
+            name = NAMES[(seed + turn * (1 + seed % 3)) % 4]
+            ids = rng.sample([f"call_{turn % 2}", "a:b|c", "x" * 40, f"y{turn}" * 20, "\u00e9"], 3)
+            calls = [(i, rng.choice(["look", "change", "n" * 70, "a.b-c"]), rng.choice(['{"key":1}', '{"key":', "[1]", "", '{"key":"\\ud83d"}', "[" * 5_000])) for i in ids[: rng.randrange(4)]]
+            converse(name, reply(name, *calls, text=rng.choice(["", "Some words"]), thought=allowed(name, "shown")), history=history)
+            for other in NAMES:
+                taken(other, history)
+                body = request_body(WIRES[other], history, "scripted-general", 1_000, {})
+                assert body.startswith(last.get(other, b"")[:-2]) and body == request_body(WIRES[other], History(history.messages, history.system, TOOLS), "scripted-general", 1_000, {})
+                last[other] = body
+
+
 # ------------------------------------------------------------------ what each shape asks for
 def test_several_results_each_have_their_place():
     calls = (("a", "look", '{"key":1}'), ("b", "change", '{"key":2}'))
@@ -369,7 +433,8 @@ def test_what_is_no_text_is_named():
     ("anthropic", "http://h:1", "http://h:1/v1/messages"), ("anthropic", "http://h:1/", "http://h:1/v1/messages"), ("anthropic", "http://h:1/v1", "http://h:1/v1/messages"),
     ("anthropic", "http://h:1/own", "http://h:1/own/v1/messages"), ("openai", "https://h", "https://h/v1/responses"), ("openai-chat", "http://h/v1/", "http://h/v1/chat/completions"),
     ("openai-chat", "http://h/api/v1", "http://h/api/v1/chat/completions"), ("openai-chat", "http://h/v1beta/openai", "http://h/v1beta/openai/chat/completions"),
-    ("gemini", "https://h", "https://h/v1beta/models/a%2Fb:generateContent"), ("gemini", "https://h/v1", "https://h/v1/models/a%2Fb:generateContent")])
+    ("gemini", "https://h", "https://h/v1beta/models/a%2Fb:generateContent"), ("gemini", "https://h/v1", "https://h/v1/models/a%2Fb:generateContent"),
+    ("openai-chat", "http://h/v1/chat/completions/", "http://h/v1/chat/completions"), ("anthropic", "http://h/v1/messages", "http://h/v1/messages"), ("openai", "http://h/api/v1/responses", "http://h/api/v1/responses")])
 def test_base_urls(wire, base, url):
     assert WIRES[wire].url(base, "a/b") == url
 
