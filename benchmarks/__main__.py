@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Callable, Iterable
 
-from . import loop_rows, tool_rows, trace_rows
+from . import eval_rows, loop_rows, tool_rows, trace_rows
 from .measure import Row, machine
 
 # part: (function of a number of repeats that yields rows, repeats)
@@ -18,6 +18,7 @@ PARTS: dict[str, tuple[Callable[[int], Iterable[Row]], int]] = {
     "flood": (tool_rows.flood, 3),
     "table": (trace_rows.table, 3),
     "stepper": (trace_rows.stepper, 5),
+    "evals": (eval_rows.batch, 2),
 }
 BEGIN, END = "<!-- table: written by `python -m benchmarks --write` -->", "<!-- end of table -->"
 

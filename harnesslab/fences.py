@@ -473,7 +473,8 @@ def probe_fence(fence: Fence) -> dict[str, Any]:
     outside.mkdir()
     (outside / "secret").write_text(in_file)
     environment = {"PATH": os.environ.get("PATH", os.defpath), "PROBE_SECRET": in_process}
-    neighbour = subprocess.Popen(["sleep", "60"], env=environment, stdin=subprocess.DEVNULL)
+    # It waits for the end of its input, so it ends with us whatever happens.
+    neighbour = subprocess.Popen(["cat"], env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     try:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
@@ -497,7 +498,7 @@ def probe_fence(fence: Fence) -> dict[str, Any]:
         }
     finally:
         neighbour.kill()
-        neighbour.wait()
+        neighbour.communicate()
         remove_tree(str(base))
 
 # %% ../nbs/appendix/fences.ipynb #fences-candidates

@@ -639,7 +639,9 @@ def close_idle() -> None:
     """Let go of the keepers that wait for a next command, now. A run calls this at its end, so that nothing
     outlives it."""
     _POOL.let_go(0)
-    if sweeper := _POOL.sweeper:
+    with _POOL.lock:  # whoever makes the sweeper also starts it before letting go of the lock
+        sweeper = _POOL.sweeper
+    if sweeper:
         _POOL.wake.set()
         sweeper.join(timeout=0.2)
 

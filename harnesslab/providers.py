@@ -326,7 +326,7 @@ def _login(url: str) -> tuple[str, dict[str, str], tuple[str, ...]]:
         return url, {}, ()
     covered = base64.b64encode(unquote(login).encode()).decode()
     password = login.partition(":")[2]
-    secrets = (unquote(password), password, covered)
+    secrets = (unquote(login), unquote(password), password, covered)
     return f"{scheme}{mark}{host}{slash}{path}", {"authorization": f"Basic {covered}"}, secrets
 
 # %% ../nbs/appendix/providers.ipynb #providers-model-prefill

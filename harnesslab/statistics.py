@@ -84,7 +84,7 @@ def _counts(n: int, c: int, k: int) -> tuple[int, int, int]:
     return n, c, k
 
 # %% ../nbs/appendix/statistics.ipynb #statistics-outcome-code
-ERRORS = ("api_error", "rate_limited", "sandbox_lost", "interrupted")
+ERRORS = ("api_error", "rate_limited", "sandbox_lost", "interrupted", "crashed")
 "Statuses of runs that something other than the agent ended."
 
 OUTCOMES = ("passed", "failed", "timed out", "error", "unverified", "not run")
@@ -523,7 +523,7 @@ def _difference(measure: str, before: dict[str, list[dict]], after: dict[str, li
         low=low,
         high=high,
         p=p,
-        decided=p <= 1 - LEVEL + 1e-9 and (low > 0 or high < 0),
+        decided=bool(p <= 1 - LEVEL + 1e-9 and (low > 0 or high < 0)),
         about="tasks like these" if not few else "these tasks" if len(known) > 1 else "this task",
         method=method,
         tasks={task: _mean(b) - _mean(a) for task, (a, b) in known.items()},

@@ -1,22 +1,26 @@
 """Streams under attack: cut anywhere, spoiled, slow, broken off. What comes out is the reply that would have come in one piece, or the same failure."""
+import contextlib
+import gzip
+import io
 import json
 import socket
 import threading
 import time
+import zlib
 from contextlib import contextmanager, suppress
 
 import httpx
 import pytest
 from hypothesis import example, given, settings, strategies as st
-from parts import assert_goes_on, call, registry, run, say
+from parts import assert_goes_on, call, registry, run, say, spoiled
 
-from harnesslab import providers
+from harnesslab import providers, streaming
 from harnesslab.fake_api import Fault
 from harnesslab.loop import History, Limits, ModelError, ModelFacts, Retry, run_clock, run_loop
 from harnesslab.providers import Model, make_client, offline
 from harnesslab.scripted import canned, scripted_api
 from harnesslab.streaming import BUILDERS, ChatBuilder, EventReader, MessagesBuilder, collect, print_text
-from harnesslab.wires import WIRES
+from harnesslab.wires import WIRES, NotThisShape
 
 STREAMED = list(BUILDERS)
 QUICK = Retry(tries=3, first=0.005)
