@@ -153,7 +153,7 @@ class _Form:
             )
         self.button = widgets.Button(description="Keep my answer", layout=widgets.Layout(width="11em"))
         self.said = widgets.HTML()
-        head = widgets.HTML(f"<b>Predict.</b> {html.escape(question)}")
+        head = widgets.HTML(f'<div style="line-height: 1.4"><b>Predict.</b> {html.escape(question)}</div>')
         self.box = widgets.VBox([head, self.field, widgets.HBox([self.button, self.said])])
         self._show_kept()
         self.button.on_click(lambda pressed: self.keep())
@@ -263,7 +263,8 @@ class Revealed:
     @property
     def sentence(self) -> str:
         """How the two relate."""
-        return compare(self.answer, self.measured if self.option is None else self.option)
+        chosen = self.option is not None and self.answer == self.option  # the right one of the options
+        return compare(self.answer, self.option if chosen else self.measured)
 
     def _rows(self) -> list[tuple[str, Any]]:
         return [("You said", self.answer), ("Measured", self.measured)]

@@ -25,14 +25,22 @@ from .tasks import Failed, Output
 
 # %% ../nbs/appendix/probe.ipynb #probe-values
 def _plain(value, depth=0):
-    """Probe: a value as data that JSON can hold; lists, tuples and dictionaries carry their kind in front."""
+    """Probe: a value as data that JSON can hold; lists, tuples and dictionaries carry their kind in front.
+
+    Of a subclass only what the base class has stored counts: the methods of its own may say anything.
+    """
     kind = type(value)
-    if value is None or kind in (bool, int, float, str):
+    if value is None or kind is bool:
         return value
-    if depth < 20 and kind in (list, tuple):
-        return [kind.__name__] + [_plain(each, depth + 1) for each in value]
-    if depth < 20 and isinstance(value, dict):
-        return ["dict"] + [[_plain(key, depth + 1), _plain(each, depth + 1)] for key, each in value.items()]
+    for base, take in ((int, int.__int__), (float, float.__float__), (str, str.__str__)):
+        if issubclass(kind, base):
+            return take(value)
+    for base in (list, tuple):
+        if depth < 20 and issubclass(kind, base):
+            return [base.__name__] + [_plain(each, depth + 1) for each in base.__iter__(value)]
+    if depth < 20 and issubclass(kind, dict):
+        pairs = list(dict.items(value))
+        return ["dict"] + [[_plain(key, depth + 1), _plain(each, depth + 1)] for key, each in pairs]
     return ["other", kind.__name__ + ": " + repr(value)[:200]]
 
 
@@ -76,23 +84,6 @@ def _hush():
     os.dup2(noise.fileno(), 1)
     os.dup2(noise.fileno(), 2)
     return channel, noise
-
-
-def _take(request):
-    """In the fence, first of all: the token from its file, which goes away; and what `_hush` gives.
-
-    The repo's folders go behind Python's own modules and before installed packages, one of which may be the
-    repo itself.
-    """
-    import os, sys
-
-    with open(request["token_file"]) as file:
-        token = file.read()
-    os.unlink(request["token_file"])
-    installed = [i for i, place in enumerate(sys.path) if place.endswith("-packages")]
-    root, at = os.getcwd(), (installed or [len(sys.path)])[0]
-    sys.path[at:at] = [root] + [place for place in [os.path.join(root, "src")] if os.path.isdir(place)]
-    return (token,) + _hush()
 
 
 def _send(channel, noise, token, facts):
@@ -244,14 +235,78 @@ def ask(fence: Fence, room: Path, questions: Iterable[dict], seconds: float) -> 
     return decoded, str(answer.get("heard", ""))
 
 # %% ../nbs/appendix/probe.ipynb #probe-tests-unittest
+def _take(request):
+    """In the fence, first of all: the rest of the request from its file, which goes away; the repo's folders
+    behind Python's own modules and before installed packages, one of which may be the repo itself.
+
+    Gives `send(facts)`, which prints them behind the token and ends the process. All that it needs is bound
+    now, so that replacing it later changes nothing. The token waits in a pipe, where nobody stumbles on it.
+    """
+    import json, os, sys
+
+    with open(request["file"]) as file:
+        request.update(json.load(file))
+    os.unlink(request["file"])
+    installed = [i for i, place in enumerate(sys.path) if place.endswith("-packages")]
+    root, at = os.getcwd(), (installed or [len(sys.path)])[0]
+    sys.path[at:at] = [root] + [place for place in [os.path.join(root, "src")] if os.path.isdir(place)]
+    kept, way_in = os.pipe()
+    os.write(way_in, request.pop("token").encode())
+    os.close(way_in)
+    read, write, pread, status, leave = os.read, os.write, os.pread, os.fstat, os._exit
+    quote, kind, flush = json.encoder.encode_basestring_ascii, type, sys.stdout.flush
+    channel, noise = _hush()
+
+    def text(value):
+        if kind(value) is dict:
+            return "{" + ", ".join([quote(key) + ": " + text(value[key]) for key in value]) + "}"
+        return quote(value) if kind(value) is str else "true" if value is True else "false"
+
+    def send(facts):
+        try:
+            flush()
+        except:
+            pass
+        start = status(noise.fileno()).st_size - 2000
+        facts["heard"] = pread(noise.fileno(), 2000, start * (start > 0)).decode("utf-8", "replace")
+        data = ("\n" + read(kept, 99).decode() + text(facts) + "\n").encode("ascii")
+        while data:
+            data = data[write(channel, data) :]
+        leave(0)
+
+    return send
+
+
+def _watch():
+    """In the fence: a function that says whether the machinery of the tests is still the same."""
+    import sys, unittest
+
+    places = [unittest.TestCase, unittest.TestSuite, unittest.BaseTestSuite, unittest.TestResult]
+    places += [unittest.TestLoader, unittest.TestProgram, unittest.case._Outcome]
+    before, leave = [dict(vars(each)) for each in places], sys.exit
+
+    def same():
+        pairs = [(then, dict(vars(each))) for each, then in zip(places, before)]
+        kept = all(list(then) == list(now) and all(now[k] is then[k] for k in then) for then, now in pairs)
+        return kept and sys.exit is leave
+
+    return same
+
+
+def _sum_up(request, outcomes):
+    """In the fence: how many of the tests that were asked for (or of all) passed, and what the first others
+    did."""
+    asked = dict.fromkeys(request["names"] or outcomes)
+    others = {name: outcomes.get(name, "did not run") for name in asked if outcomes.get(name) != "passed"}
+    shown = {name[:300]: others[name] for name in list(others)[:20]}
+    return {"passed": str(len(asked) - len(others)), "others": shown}
+
+
 def _run_unittest(request):
-    """In the fence: run tests by name, or the whole suite, and send the outcome of each."""
+    """In the fence: run tests by name, or the whole suite, and send what came of them."""
     import os, random, traceback, unittest
 
-    token, channel, noise = _take(request)
-    watched = [unittest.TestCase, unittest.TestSuite, unittest.BaseTestSuite, unittest.TestResult]
-    watched += [unittest.TestLoader, unittest.case._Outcome]
-    before, outcomes = [dict(vars(each)) for each in watched], {}
+    send, same, outcomes = _take(request), _watch(), {}
 
     class Record(unittest.TestResult):
         def startTest(self, test):
@@ -293,7 +348,7 @@ def _run_unittest(request):
         kind.__module__ = random.choice(tests).__class__.__module__ if tests else "tests"
         return kind(name)
 
-    facts = {"outcomes": outcomes}
+    facts = {}
     try:
         loader, names = unittest.TestLoader(), list(request["names"])
         whole = lambda: loader.discover(".", top_level_dir=os.getcwd())
@@ -303,24 +358,22 @@ def _run_unittest(request):
         place = random.choice(starts or [0])
         unittest.TestSuite(tests[:place] + [bad, good] + tests[place:]).run(Record())
         failed, passed = outcomes.pop(bad.id(), ""), outcomes.pop(good.id(), "")
-        same = all(dict(vars(each)) == then for each, then in zip(watched, before))
-        facts["sound"] = failed.startswith("AssertionError") and passed == "passed" and same
+        facts = _sum_up(request, outcomes)
+        facts["sound"] = failed.startswith("AssertionError") and passed == "passed" and same()
     except BaseException as error:
         facts["error"] = type(error).__name__ + ": " + str(error)[:500]
-    _send(channel, noise, token, facts)
+    send(facts)
 
 # %% ../nbs/appendix/probe.ipynb #probe-tests-pytest
 def _run_pytest(request):
     """In the fence: run the files of tests with pytest, and send the outcome of each test."""
-    import os, unittest
+    import os
 
     try:
         import pytest  # before the repo's folder is on the path
     except ImportError:
         pytest = None
-    token, channel, noise = _take(request)
-    watched = [unittest.TestCase, unittest.TestSuite, unittest.case._Outcome]
-    before, outcomes, root = [dict(vars(each)) for each in watched], {}, os.getcwd()
+    send, same, outcomes, root = _take(request), _watch(), {}, os.getcwd()
     good, bad, unit, place = ["test_" + os.urandom(6).hex() for _ in range(4)]
     canary = "import unittest\n\ndef %s():\n    assert [1] == [1]\n\n" % good
     canary += "def %s():\n    assert [1] == [2]\n\n" % bad
@@ -334,9 +387,9 @@ def _run_pytest(request):
             elif report.when == "call":
                 outcomes.setdefault(report.nodeid, "passed")
 
-    facts = {"outcomes": outcomes}
+    facts = {}
     if pytest is None:
-        _send(channel, noise, token, {"trouble": "the Python in the fence has no pytest"})
+        send({"trouble": "the Python in the fence has no pytest"})
     try:
         with open(place + ".py", "w") as file:
             file.write(canary)
@@ -345,33 +398,76 @@ def _run_pytest(request):
         options = "-q -p no:cacheprovider -o addopts= --import-mode=append --rootdir".split() + [root]
         pytest.main(options + files[:1] + [place + ".py"] + files[1:], plugins=[Record()])
         ends = {name.rsplit("::", 1)[-1]: outcome for name, outcome in outcomes.items()}
-        same = all(dict(vars(each)) == then for each, then in zip(watched, before))
         failed = all(ends.get(name, "").startswith("failed") for name in (bad, unit))
-        facts["sound"] = same and failed and ends.get(good) == "passed"
-        facts["outcomes"] = {name: outcomes.get(name, "did not run") for name in request["names"]}
+        facts = _sum_up(request, outcomes)
+        facts["sound"] = same() and failed and ends.get(good) == "passed"
     except BaseException as error:
         facts["error"] = type(error).__name__ + ": " + str(error)[:500]
-    _send(channel, noise, token, facts)
+    send(facts)
 
 # %% ../nbs/appendix/probe.ipynb #probe-tests-script
 def _run_script(request):
     """In the fence: run a check script to its end."""
-    import os, runpy, sys, traceback
+    import ast, importlib, sys, traceback, types
 
-    token, channel, noise = _take(request)
+    send, same, path = _take(request), _watch(), request["script"]
+    sys.argv = [path]
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__file__ = path
     try:
-        sys.argv = [request["script"]]
-        runpy.run_path(request["script"], run_name="__main__")
+        with open(path, "rb") as file:
+            tree = ast.parse(file.read(), path)
+        program = compile(tree, path, "exec")
+        for name in _imported(tree):  # now, because the script may put the repo in front of Python's modules
+            if name.split(".")[0] in sys.stdlib_module_names:
+                importlib.import_module(name)
+        exec(program, vars(main))
         outcome = "passed"
     except SystemExit as error:
-        places = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-        after = places[places.index(request["script"]) :] if request["script"] in places else [""]
-        known = (request["script"], os.path.dirname(os.__file__) + os.sep)
-        ended = all(place.startswith(known) for place in after) and error.code in (None, 0)
+        zero = error.code is None or type(error.code) in (int, bool) and error.code == 0
+        ended = zero and _left_by_itself(tree, program, error.__traceback__)
         outcome = "passed" if ended else "The script exited with %r." % (error.code,)
     except BaseException as error:
         outcome = "".join(traceback.format_exception_only(type(error), error))[-500:]
-    _send(channel, noise, token, {"outcome": outcome})
+    if outcome == "passed" and not same():
+        outcome = "The test machinery was tampered with."
+    send({"outcome": outcome})
+
+
+def _imported(tree):
+    """In the fence: the names of the modules that a program imports."""
+    import ast
+
+    nodes = list(ast.walk(tree))
+    plain = [each.name for node in nodes if isinstance(node, ast.Import) for each in node.names]
+    return plain + [node.module for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
+
+
+def _left_by_itself(tree, program, trace):
+    """In the fence: did a SystemExit come from where the script says so, or from `unittest.main` there?
+
+    Names of files and functions can be forged; code objects, and places in the text, cannot.
+    """
+    import ast, unittest
+
+    own, steps = [program], []
+    for code in own:
+        own += [each for each in code.co_consts if type(each) is type(code)]
+    of_main = [each.__code__ for each in vars(unittest.TestProgram).values() if hasattr(each, "__code__")]
+    while trace:
+        steps.append((trace.tb_frame.f_code, trace.tb_lasti // 2))
+        trace = trace.tb_next
+    inside = [i for i, (code, _) in enumerate(steps) if any(code is each for each in own)]
+    code, at = steps[inside[-1]] if inside else (program, 0)
+    after = [step[0] for step in steps[inside[-1] + 1 :]] if inside else []
+    ends = [node for node in ast.walk(tree) if isinstance(node, ast.Raise)]
+    for node in ast.walk(tree):
+        called = node.func if isinstance(node, ast.Call) else None
+        if getattr(called, "attr", getattr(called, "id", "")) in ("exit", "quit", "main"):
+            ends.append(node)
+    places = [(node.lineno, node.end_lineno, node.col_offset, node.end_col_offset) for node in ends]
+    deeper = all(any(code is each for each in of_main) for code in after)
+    return bool(inside) and deeper and list(code.co_positions())[at] in places
 
 # %% ../nbs/appendix/probe.ipynb #probe-tests
 def run_tests(
@@ -383,13 +479,13 @@ def run_tests(
     python: str = "",
     packages: bool = False,
 ) -> tuple[dict[str, str], str]:
-    """(The outcome of each test, "passed" or what else, and what was printed). The names are unittest's, or
-    pytest's if one holds "::"; without names it is unittest's whole suite.
+    """(The first tests that did not pass, each with what it did instead; what was printed). The names are
+    unittest's, or pytest's if one holds "::"; without names it is unittest's whole suite.
 
     `python`: an interpreter in the fence, by default ours. `packages`: whether its installed packages can be
     imported. Raises as `ask` does, and Failed if the machinery was tampered with or no test ran.
     """
-    names = list(names)
+    names = list(dict.fromkeys(names))
     program = _run_pytest if any("::" in name for name in names) else _run_unittest
     request = {"names": names, "python": python, "packages": packages}
     answer = _call_hidden(fence, room, program, request, seconds)
@@ -399,9 +495,12 @@ def run_tests(
         raise Failed(f"The tests could not be run: {shorten(str(answer['error']), 300)}")
     if answer.get("sound") is not True:
         raise Failed("The test machinery was tampered with: a test that must fail did not fail.")
-    if not isinstance(answer.get("outcomes"), dict) or not answer["outcomes"]:
+    others = answer.get("others")
+    if not isinstance(others, dict) or not others and answer.get("passed") == "0":
         raise Failed("No test was run.")
-    return answer["outcomes"], str(answer.get("heard", ""))
+    if names and not others and answer.get("passed") != str(len(names)):
+        raise Failed(_SPOILED)
+    return others, str(answer.get("heard", ""))
 
 
 def run_script(
@@ -416,7 +515,10 @@ def run_script(
 
 
 def _call_hidden(fence: Fence, room: Path, program: Callable, request: dict, seconds: float) -> dict:
-    """As `_call`, with the token in a file that the program removes before anything of the repo is loaded."""
-    token, request = secrets.token_hex(16), request | {"token_file": f".token-{secrets.token_hex(8)}"}
-    (room / request["token_file"]).write_text(token)
-    return _call(fence, room, _source(_hush, _take, _send, program), request, token, seconds)
+    """As `_call`, with the request and the token in a file that the program removes before anything of the
+    repo is loaded."""
+    token, name = secrets.token_hex(16), f".request-{secrets.token_hex(8)}"
+    (room / name).write_text(json.dumps(request | {"token": token}))
+    parts = (_hush, _take, _watch, _sum_up, _imported, _left_by_itself, program)
+    how = {key: request[key] for key in ("python", "packages")}
+    return _call(fence, room, _source(*parts), how | {"file": name}, token, seconds)

@@ -41,7 +41,8 @@ from harnesslab.loop import (
 from .facts import FACTS, HABITS, Habits, known, least_room, model_facts, room_for, unwelcome
 from .streaming import BUILDERS, collect, in_one_piece, print_text
 from .throttle import Throttle
-from .wire_errors import Trouble, explain, hidden_error, read_trouble, status_of, without_secrets
+from .wire_errors import Trouble, explain, hidden_error, one_line, read_trouble, status_of
+from .wire_errors import without_secrets
 from .wires import SERVER_CHAT, WIRES, NotThisShape, Wire, request_body
 
 # Re-exported: `from harnesslab.providers import call_model` always finds a model to call.
@@ -138,6 +139,7 @@ LONGEST_CALL = 600.0
 """Seconds that one try may take in all, however busily bytes arrive (the vendors' own clients allow as
 much)."""
 
+_A_WEEK = 604_800.0  # seconds; nobody means a longer wait, but some send a number without end
 
 class _Call:
     """One call of a model with all its tries: the client that `post` is given."""
@@ -152,7 +154,8 @@ class _Call:
 
     def on_wait(self, info: dict) -> None:
         """Tell of a wait; the server's own words in it may hold the key."""
-        self._on_wait({**info, "reason": without_secrets(str(info.get("reason", "")), self._model.secrets)})
+        reason = without_secrets(str(info.get("reason", "")), self._model.secrets)
+        self._on_wait({**info, "reason": one_line(reason)})
 
     def post(self, url: str, *, content: bytes, headers: dict, timeout: httpx.Timeout) -> httpx.Response:
         """One try."""
@@ -191,8 +194,10 @@ class _Call:
         self.trouble = read_trouble(response)
         if self.trouble.final:
             response.headers["x-should-retry"] = "false"
-        if self.trouble.wait is not None and retry_after(response.headers) is None:
-            response.headers["retry-after"] = str(self.trouble.wait)
+        asked = retry_after(response.headers)
+        if (asked := self.trouble.wait if asked is None else asked) is not None:
+            response.headers.pop("retry-after-ms", None)
+            response.headers["retry-after"] = str(min(asked, _A_WEEK))
         return response
 
 # %% ../nbs/appendix/providers.ipynb #providers-call-plainer
@@ -275,7 +280,8 @@ class Model:
                 self.wire = WIRES["openai-chat"]
                 return self(history, max_tokens, on_wait)
             raise explain(error, call.trouble, self.key_name, self.facts.name, self.secrets) from None
-        except NotThisShape as missing:
+        except (NotThisShape, RecursionError) as error:
+            missing = error if isinstance(error, NotThisShape) else "it is nested too deeply"
             raise ModelError(
                 f"{self.url} answered, but not in the shape of {self.wire.api} ({missing}): is the "
                 "base URL right?",
@@ -283,7 +289,8 @@ class Model:
             ) from None
         seconds, waits = time.perf_counter() - began, waits + call.queued
         raw = raw if self.wire.name == "anthropic" else _as_message(self.facts.name, answer)
-        return Reply(answer.content, answer.stop_reason, answer.usage, seconds, tries, waits, len(body), raw)
+        content = [_not_too_deep(block) for block in answer.content]
+        return Reply(content, answer.stop_reason, answer.usage, seconds, tries, waits, len(body), raw)
 
     @property
     def least_room(self) -> int:
@@ -378,6 +385,28 @@ def _as_message(model: str, answer: Any) -> dict:
     counts = dict(zip(names, (usage.fresh, usage.cache_read, usage.cache_write, usage.output)))
     whole = {"type": "message", "role": "assistant", "model": model, "content": answer.content}
     return {**whole, "stop_reason": answer.stop_reason, "usage": counts}
+
+
+_DEEPEST = 200  # levels; Python's own functions for nested values give up at a thousand
+
+
+def _too_deep(value: Any) -> bool:
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(_DEEPEST):
+        nested = [part.values() if isinstance(part, dict) else part for part in level]
+        level = [part for parts in nested for part in parts if isinstance(part, dict | list)]
+    return bool(level)
+
+
+def _not_too_deep(block: Any) -> Any:
+    """The block, or what can be kept of one that is nested so deeply that it could not be sent back. A call
+    among them has no arguments that could be run, so the loop answers it with an error."""
+    if not _too_deep(block):
+        return block
+    if not isinstance(block, dict) or block.get("type") != "tool_use":
+        return {"type": "text", "text": "[A part of this reply was nested too deeply, and is left out.]"}
+    names = {key: block[key] if isinstance(block.get(key), str) else None for key in ("id", "name")}
+    return {"type": "tool_use", **names, "input": "something that was nested too deeply"}
 
 
 def anthropic_usage(usage: Any) -> Usage:

@@ -198,7 +198,8 @@ def check_min_length(bench: Any) -> None:
 
 # %% ../nbs/appendix/tasks.ipynb #tasks-judge-rename
 def check_rename(bench: Any) -> None:
-    """Both names work, nobody but core.py calls the old one, and the test of the count still holds."""
+    """Both names work, nobody but core.py calls the old one, the program runs, and so does the test of the
+    count."""
     for path, text in bench.texts("*.py").items():
         if path != "wordcount/core.py" and "count_words" in _called(text):
             raise Failed(f"{path} still calls count_words.")
@@ -211,19 +212,34 @@ def check_rename(bench: Any) -> None:
         for name in ("word_counts", "count_words")
     ]
     cases = [(name, text) for name in names for text in texts]
-    for (name, text), got in zip(cases, bench.ask(*(value_of(name, text) for name, text in cases))):
+    asked = [value_of(name, text) for name, text in cases]
+    *values, shown = bench.ask(*asked, output_of("wordcount.cli", "{text}", files={"text": texts[-1]}))
+    for (name, text), got in zip(cases, values):
         words = text.split()
-        bench.expect(got, {word: words.count(word) for word in words}, f"{name}({text!r})")
+        wanted = {word: words.count(word) for word in words}
+        bench.expect(got, wanted, f"{name}({text!r})")
+    bench.expect(shown.code, 0, "the exit code of python3 -m wordcount.cli FILE", shown.errors)
+    lines = re.findall(r"^(\S+)\s+(\d+)\s*$", shown.text, re.M)
+    bench.expect({word: int(number) for word, number in lines}, wanted, "what python3 -m wordcount.cli shows")
     bench.run_tests("tests.test_core.TestCore.test_count")
 
 
 def _called(text: str) -> set[str]:
-    """The names of all functions that a program text calls."""
+    """The names of all functions that a program text calls. A name that it gives to one of them itself
+    (`import a as b`, `b = a`) counts as a call of that."""
     try:
-        calls = [node.func for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+        nodes = list(ast.walk(ast.parse(text)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return set(re.findall(r"\b(\w+)\s*\(", text))
-    return {getattr(function, "id", getattr(function, "attr", "")) for function in calls}
+    name_of = lambda node: getattr(node, "id", getattr(node, "attr", ""))
+    other = {}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            other |= {each.asname: each.name for each in node.names if each.asname}
+        elif isinstance(node, ast.Assign):
+            other |= {name_of(target): name_of(node.value) for target in node.targets}
+    called = {name_of(node.func) for node in nodes if isinstance(node, ast.Call)}
+    return called | {other[name] for name in called & other.keys()}
 
 # %% ../nbs/appendix/tasks.ipynb #tasks-judge-locate
 def check_locate(bench: Any) -> None:

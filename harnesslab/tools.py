@@ -39,6 +39,11 @@ import pydantic  # its parts load when they are first used, so importing harness
 from .loop import ToolResult, UsageError, cancelled, mend, time_left
 
 # %% ../nbs/01_tools.ipynb #tools-error-code
+MAX_OUT = 8_000
+"""Characters in one tool result. English and code have 2.5 to 4 characters per token, so this is about
+2,000 to 3,200 tokens."""
+
+
 class ToolError(Exception):
     """A failed call, as the model will read it: what went wrong, where, and what to do next.
 
@@ -50,11 +55,6 @@ class ToolError(Exception):
     def __init__(self, message: str, ends_run: str = ""):
         super().__init__(message)
         self.ends_run = ends_run
-
-
-MAX_OUT = 8_000
-"""Characters in one tool result. English and code have 2.5 to 4 characters per token, so this is about
-2,000 to 3,200 tokens."""
 
 # %% ../nbs/01_tools.ipynb #tools-clip-code
 def clip(s: str, limit: int = MAX_OUT) -> str:

@@ -7,6 +7,7 @@ __all__ = ['fresh_repo', 'take_patch', 'Bench', 'Verdict', 'verify', 'suspicious
 
 # %% ../nbs/appendix/verifier.ipynb #verifier-imports
 import contextlib
+import errno
 import fnmatch
 import hashlib
 import os
@@ -121,15 +122,22 @@ class Bench:
             raise Failed(f"{what} should be {_shown(wanted)}, but is {_shown(got)}{more}")
 
     def texts(self, pattern: str) -> dict[str, str]:
-        """Path to text of the files whose path matches, such as "*.py" (at any depth) or "ANSWER.txt". Files
-        over 1 MB are left out, and links are followed inside the repo only."""
+        """Path to text of the files whose path matches, such as "*.py" (at any depth) or "ANSWER.txt". Links
+        are followed inside the repo only. Failed if one has more than a million bytes: what is not looked at
+        would be a place to hide."""
         found, root = {}, os.path.realpath(self.tree)
-        for place in sorted(Path(root).rglob("*")):
-            path, goal = str(place.relative_to(root)), os.path.realpath(place)
-            inside = goal.startswith(root + os.sep) and os.path.isfile(goal)
-            if fnmatch.fnmatchcase(path, pattern) and inside and os.path.getsize(goal) <= 1_000_000:
-                found[path] = Path(goal).read_text(encoding="utf-8", errors="replace")
-        return found
+        for folder, _, names in os.walk(root):
+            for path in (os.path.relpath(os.path.join(folder, name), root) for name in names):
+                goal = (
+                    os.path.realpath(os.path.join(root, path)) if fnmatch.fnmatchcase(path, pattern) else ""
+                )
+                if goal.startswith(root + os.sep) and os.path.isfile(goal):
+                    if os.path.getsize(goal) > 1_000_000:
+                        raise Failed(
+                            f"{ascii(path)[1:-1]} has more than a million bytes: too large to look at."
+                        )
+                    found[path] = Path(goal).read_text(encoding="utf-8-sig", errors="replace")
+        return dict(sorted(found.items()))
 
     def words(self, number: int) -> list[str]:
         """So many different words of 3 to 9 lower-case letters."""
@@ -162,11 +170,10 @@ class Bench:
         """Run these tests of the tree (unittest's whole suite if none is named). Failed unless each
         passes."""
         with self._room() as (room, left):
-            outcomes, heard = run_tests(self.fence, room, names, left, python=python, packages=packages)
+            failures, heard = run_tests(self.fence, room, names, left, python=python, packages=packages)
         self.heard = (self.heard + heard)[-4000:]
-        for name in names or outcomes:
-            if outcomes.get(name) != "passed":
-                raise Failed(f"{name}: {shorten(str(outcomes.get(name, 'did not run')), 300)}")
+        for name, what in failures.items():
+            raise Failed(f"{name}: {shorten(str(what), 300)}")
 
     def run_script(self, checks: Path, name: str, python: str = "", packages: bool = False) -> None:
         """Run a check script, from a copy of its folder that the fence shows read-only. Failed unless it
@@ -235,15 +242,25 @@ def verify(
         outcome = {"passed": False, "reason": str(failed)}
     except (Trouble, OSError) as trouble:
         outcome = {"passed": False, "error": str(trouble)}
+    except UsageError:
+        raise
+    except Exception as error:  # nothing that was foreseen
+        what = f"The repo could not be looked at: {type(error).__name__}: {error}"
+        outcome = {"passed": False, "reason": shorten(what, 300)}
     return Verdict(**outcome, **facts, seconds=time.monotonic() - started)
+
+
+_ABOUT_FILES = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 def _check(task: Task, bench: Bench) -> None:
     try:
         task.check(bench)
-    except (Failed, PatchError, UsageError, Trouble, OSError):
+    except (Failed, PatchError, UsageError, Trouble):
         raise
-    except Exception as error:  # trusted code that met an answer it had not thought of
+    except (Exception, SystemExit) as error:  # trusted code that met an answer it had not thought of
+        if isinstance(error, OSError) and error.errno not in _ABOUT_FILES:
+            raise
         what = f"{type(error).__name__}: {error}"
         raise Failed(f"The check stumbled over what the repo gave it: {shorten(what, 300)}") from error
 
@@ -251,20 +268,31 @@ def _check(task: Task, bench: Bench) -> None:
 def _clean_copy(task: Task, repo: str | Path, scratch: Path, facts: dict) -> Changes:
     """Make scratch/start, the starting files, and scratch/tree, the same with the agent's patch applied."""
     start, tree = scratch / "start", scratch / "tree"
-    _make_start(task, start)
+    try:
+        _make_start(task, start)
+    except Exception as error:  # of the task, before the repo was looked at
+        raise Trouble(f"The task's repo could not be made: {type(error).__name__}: {error}") from error
     changes, notes = read_changes(start, _existing(repo))
     facts |= {"notes": tuple(notes[:20]), "patch": make_patch(start, changes)}
     for path in changes:
-        if any(f"{path}/".startswith(f"{kept.rstrip('/')}/") for kept in task.protected):
+        protected = any(f"{path}/".startswith(f"{kept.rstrip('/')}/") for kept in task.protected)
+        if protected and not _same_bytes(start / path, changes[path]):
             what = "was removed or cannot be read" if changes[path] is None else "was changed or added"
             raise Failed(f"{ascii(path)[1:-1]} {what}, but it is protected.")
     plain_copy(start, tree)
     apply_patch(tree, facts["patch"])
     root = os.path.realpath(tree) + os.sep
     for place in list(tree.rglob("*")):  # each link looks harmless, and a chain of them may still lead out
-        if place.is_symlink() and not os.path.realpath(place).startswith(root):
+        if place.is_symlink() and not f"{os.path.realpath(place)}/".startswith(root):
             place.unlink()
     return changes
+
+# %% ../nbs/appendix/verifier.ipynb #verifier-same-bytes
+def _same_bytes(place: Path, entry: tuple[str, bytes] | None) -> bool:
+    """Is it the file in `place`, with other rights at most?"""
+    if entry is None or entry[0] == "120000" or place.is_symlink() or not place.is_file():
+        return False
+    return hashlib.sha256(place.read_bytes()).digest() == hashlib.sha256(entry[1]).digest()
 
 # %% ../nbs/appendix/verifier.ipynb #verifier-suspicious
 _GIT = r"\bgit(\s+-[Cc]\s+\S+|\s+-\S+)*\s+"  # and its options

@@ -150,7 +150,7 @@ def bill(calls: int = 40, start: int = 2_000, growth: int = 1_500, read: float =
     d.text(x(calls) + 8, y(cached[calls]) + 8, "with caching", size=13, colour=ORANGE)
     d.text(left + width / 2, bottom + 42, "model calls", anchor="middle", size=13)
     d.text(left, 36, "billed input so far, as tokens at the full input price", size=13)
-    d.text(24, bottom + 62, f"Computed: {start:,} tokens in every call and {growth:,} more a step; a cached token costs {read:g}, a written one {write:g} of a fresh one.", size=12, colour=GREY)
+    d.text(24, bottom + 62, f"Computed: {start:,} tokens in every call and {growth:,} more a step; cached tokens cost {read:g}, written ones {write:g}.", size=12, colour=GREY)
     return d
 
 

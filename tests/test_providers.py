@@ -355,6 +355,30 @@ def test_bad_settings_are_told_in_one_sentence(arguments, word):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("levels", [150, 250, 330, 480, 900, 3_000])
+@pytest.mark.parametrize("wire", WIRES)
+def test_what_is_nested_too_deeply_crashes_nothing(wire, levels):
+    """Wherever it stands in a reply, also with half a pair in it, which makes our own functions walk through it."""
+    for end in ('"x"', '"\\ud83d"'):
+        for deep in ('{"a":' * levels + end + "}" * levels, "[" * levels + end + "]" * levels):
+            call_ = {"anthropic": '{"content":[{"type":"tool_use","id":"a","name":"look","input":%s},{"type":"thinking","thinking":"x","signature":%s},{"type":"tool_use","id":%s,"name":%s,"input":{}}]}',
+                     "openai": '{"output":[{"type":"function_call","call_id":"a","name":"look","arguments":%s},{"type":"reasoning","summary":%s},{"type":%s,"x":%s}]}',
+                     "openai-chat": '{"choices":[{"message":{"tool_calls":[{"id":"a","function":{"name":"look","arguments":%s}},{"id":%s,"function":{"name":%s}}],"reasoning":%s}}]}',
+                     "gemini": '{"candidates":[{"content":{"parts":[{"functionCall":{"name":"look","args":%s}},{"thought":%s},{"functionCall":{"name":%s,"id":%s}}]}}]}'}[wire]
+            bodies = iter([(call_ % (deep, "1", '"b"', '"look"')), (call_ % ("{}", deep, '"c"', '"look"')), (call_ % ("{}", "1", deep, deep))])
+            client = make_client(httpx.MockTransport(lambda request: httpx.Response(200, content=next(bodies, "{}"))))
+            finished = run(None, model=Model(ModelFacts("m"), client, "http://127.0.0.1", wire=WIRES[wire], retry=Retry(tries=1)))
+            assert finished.status in ("api_error", "repeat") and "Error" not in finished["error"] and json.dumps(finished.history.messages)
+
+
+@pytest.mark.parametrize("headers, body", [({"retry-after": "1e308"}, b"{}"), ({"retry-after-ms": "9" * 300}, b"{}"), ({"retry-after": "Fri, 31 Dec 9999 23:59:59 GMT"}, b"{}"), ({}, b'{"error": {"details": [{"retryDelay": "999999s"}]}}')])
+def test_a_wait_without_end_is_told_as_a_long_one(headers, body):
+    client, seen = answering((429, headers, body))
+    with pytest.raises(ModelError, match=r"wait 604800 s") as caught:
+        AnthropicModel(ModelFacts("m"), client, "http://127.0.0.1")(History("x"), 10)
+    assert caught.value.status == "rate_limited" and len(seen) == 1
+
+
 @pytest.mark.parametrize("name, model", [("openai-chat/org/model:tag", "org/model:tag"), (" openai / gpt-x ", "gpt-x"), ("gemini/models/gemini-x", "gemini-x"), ("openai-chat/\u043c\u043e\u0434\u0435\u043b\u044c", "\u043c\u043e\u0434\u0435\u043b\u044c")])
 def test_names_as_people_write_them(name, model):
     assert connect(name, key="k").facts.name == model

@@ -372,6 +372,17 @@ def test_a_bad_url_is_told_without_what_is_secret_in_it(url):
         assert "very-secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize("code", [400, 503])
+def test_the_words_of_a_server_stay_on_one_line_and_steer_no_terminal(code):
+    events = []
+    with server(code, json.dumps({"error": {"message": "one\ntwo\r\n\x1b[31mred\x00\u202eback \ud83d"}}).encode()) as listener:
+        model = Model(ModelFacts("m"), make_client(), listener.url, KEY, wire=WIRES["openai"], retry=QUICK)
+        finished = run_loop(History("x"), model, registry(), sink=events.append)
+        model.close()
+    reasons = [event["payload"]["reason"] for event in events if event["type"] == "model_waited"]
+    assert len(reasons) == (1 if code == 503 else 0) and all(text.isprintable() and "one two" in text for text in [finished["error"], *reasons])
+
+
 def test_a_hidden_error_may_hold_anything():
     with server(200, b'{"error": {"message": "half \\ud83d a pair", "code": 401, "x": 1e999}}') as listener:
         finished = ask(listener.url, "openai-chat")
