@@ -343,12 +343,13 @@ def test_cheats_are_known_by_name(tmp_path):
 # ---------------------------------------------------------------- the fence, time, and who is to blame
 def test_a_repo_that_never_ends(fence, repo_of):
     repo = repo_of("normalize")
-    append(repo, "wordcount/core.py", "\nimport subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)', 'verifier-survivor'])\ntime.sleep(60)\n")
+    mark = f"survivor-{os.urandom(6).hex()}"      # other test runs may be going on beside this one
+    append(repo, "wordcount/core.py", f"\nimport subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)', '{mark}'])\ntime.sleep(60)\n")
     started = time.monotonic()
     verdict = verify(TASKS["normalize"], repo, fence=fence, timeout=1)
     assert not verdict.passed and "did not finish within" in verdict.reason and time.monotonic() - started < 10
     time.sleep(0.2)
-    assert "verifier-survivor" not in subprocess.run(["ps", "axww"], capture_output=True, text=True).stdout
+    assert mark not in subprocess.run(["ps", "axww"], capture_output=True, text=True).stdout
 
 
 @linux
