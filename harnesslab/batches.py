@@ -303,7 +303,8 @@ def _do(store: Store, job: Job, attempt: Attempt, stop_file: Path) -> tuple[str,
         totals = attempt.totals.as_dict()
         found = {name: totals[name] for name in ("steps", "tok_in", "tok_out", "dollars")}
         found |= {"status": "crashed", "error": f"{type(error).__name__}: {error}"[:2000]}
-    row = {"label": job.label, **job.about, **found, "key": job.key, "attempt": attempt.number}
+    named = {"label": job.label, **job.about}  # whatever the work calls itself
+    row = {**named, **found, **named, "key": job.key, "attempt": attempt.number}
     row["folder"] = str(store.place(job).relative_to(store.folder))
     row |= {"began": round(begun, 3), "ended": round(time.time(), 3)}
     if row.get("status") in ("crashed", "interrupted"):

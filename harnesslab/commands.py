@@ -145,7 +145,8 @@ def _exercises(arguments: argparse.Namespace) -> int:
     print("\n".join(f"{what:<9} {path}" for path, what in done))
     if any(what == "kept" for _, what in done):
         print("Somebody's work is never overwritten unasked: name another folder for fresh notebooks.")
-    print(f"Open them in JupyterLab; `harnesslab check {arguments.folder}` grades them all.")
+    program = sys.argv[0] if os.sep in sys.argv[0] else "harnesslab"
+    print(f"Open them in JupyterLab; `{program} check {arguments.folder}` grades them all.")
     return 0
 
 

@@ -189,15 +189,17 @@ def run_one(setup: Setup, task: Task, rep: int, attempt: Attempt) -> dict:
         verdict = verify(task, repo, fence=fence)
     _keep(verdict, attempt.folder)
     return {
-        "passed": None if verdict.error else verdict.passed,
+        "passed": None,  # the first column; what the agent says about itself does not count
         "wall_s": round(wall, 3),
         **stats,
+        "passed": None if verdict.error else verdict.passed,
         "reason": verdict.reason,
         "verifier_error": verdict.error,
         "verify_s": round(verdict.seconds, 3),
-        "warnings": suspicious(trace) if trace.exists() else [],
+        "warnings": suspicious(trace) if trace.is_file() else [],
         "task_version": task.version,
         "fence": fence.name,
+        "probe": fence.probe,
         "host": socket.gethostname(),
         "earlier": [_broken_off(folder) for folder in attempt.earlier],
     }
@@ -223,7 +225,10 @@ def _ask_agent(
     needed = {"status", "steps", "tok_in", "tok_out", "tool_errors"}
     if not isinstance(stats, Mapping) or needed - set(stats):
         raise UsageError(f"The agent must return a dictionary with {', '.join(sorted(needed))}.")
-    counted = summary(trace) if trace.exists() and "dollars" not in stats else {}
+    for name in sorted(needed - {"status"}):
+        if not isinstance(stats[name], int | float) or not 0 <= stats[name] < 1e15:
+            raise UsageError(f"The agent must count {name} as a number from 0 up, not {stats[name]!r:.60}.")
+    counted = summary(trace) if trace.is_file() and "dollars" not in stats else {}
     return {**stats, **{name: value for name, value in counted.items() if name not in stats}}
 
 
@@ -458,7 +463,9 @@ class Results:
         return self.sentence
 
     def _repr_html_(self) -> str:
-        table = self.table().to_html(index=False, float_format="{:.2f}".format, na_rep="")
+        figure = lambda value: f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+        table = self.table().drop(columns=["label", "scripted"])
+        table = table.to_html(index=False, float_format=figure, na_rep="")
         return f"{table}<p>{html.escape(self.sentence)}</p>"
 
 

@@ -8,6 +8,7 @@ __all__ = ['Trouble', 'Raised', 'Other', 'ask', 'run_tests', 'run_script']
 # %% ../nbs/appendix/probe.ipynb #probe-imports
 import inspect
 import json
+import os
 import secrets
 import shlex
 import sys
@@ -133,7 +134,7 @@ def _source(*parts: Callable) -> str:
 def _start(fence: Fence, room: Path, program: str, request: dict, seconds: float) -> CommandResult:
     """Run a program of ours in the folder `room`, with our Python if the fence shows it, else with its
     own."""
-    python = request.get("python") or sys.executable
+    python = request.get("python") or os.path.normpath(sys.executable)  # in the fence, `a/..` needs an `a`
     flags = "-I -B" if request.get("packages") else "-I -S -B"
     words = shlex.join([program, json.dumps(request)])
     if len(words) > 90_000:

@@ -16,7 +16,7 @@ def work(kind, number, attempt):
     if kind == "dies-once" and number == 0 and not attempt.earlier:
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "odd":
-        row["path"] = Path("/tmp")
+        row |= {"path": Path("/tmp"), "task": "another", "rep": 9, "label": "another", "key": "none", "attempt": 7}
     if kind == "spends-early":
         usage = {"fresh": 1_000}
         attempt.totals.add({"type": "model_replied", "payload": {"usage": usage}})

@@ -17,6 +17,17 @@ def chatty_agent(prompt, repo, mode="ask", max_steps=30, max_input_tokens=300_00
     return {**idle_agent(prompt, repo), "mood": "good"}
 
 
+def boasting_agent(prompt, repo, mode="ask", trace=None):
+    """Does nothing, says that it passed, and leaves a folder where the trace should be."""
+    Path(trace).mkdir()
+    return {**idle_agent(prompt, repo), "passed": True, "task": "another", "reason": "none", "fence": "steel", "wall_s": 0.0}
+
+
+def uncounting_agent(prompt, repo, mode="ask", trace=None):
+    """Returns something else than numbers."""
+    return {**idle_agent(prompt, repo), "tok_in": "many"}
+
+
 def bad_agent(prompt, repo, mode="ask", trace=None):
     """Returns words."""
     return "I am done."

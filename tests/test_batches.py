@@ -221,6 +221,8 @@ def test_labels_that_look_alike_as_folders_are_not_mixed(tmp_path):
 def test_rows_with_odd_values_become_plain(tmp_path):
     batch = run_batch(tmp_path, jobs_of("odd", 1), progress=False)
     assert batch.rows[0]["path"] == "/tmp" and index(tmp_path)[0]["path"] == "/tmp"
+    row = index(tmp_path)[0]                                            # what the work calls itself does not count
+    assert [row[name] for name in ("label", "task", "rep", "key", "attempt")] == ["demo", "task-0", 0, make_key(0), 1]
 
 
 def test_spent_counts_earlier_tries_and_says_what_it_does_not_know():

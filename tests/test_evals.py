@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from eval_agents import bad_agent, chatty_agent, crashing_agent, idle_agent, unsure_check
+from eval_agents import bad_agent, boasting_agent, uncounting_agent, chatty_agent, crashing_agent, idle_agent, unsure_check
 from harnesslab import evals
 from harnesslab.batches import Attempt
 from harnesslab.eval_commands import eval_command, text_table, validate_command
@@ -293,6 +293,17 @@ def test_an_agent_built_on_ours_gets_the_model_the_fence_and_the_limits(tmp_path
 def test_an_agent_that_returns_something_else_is_named(tmp_path):
     with pytest.raises(UsageError, match="The agent must return a dictionary with status, steps, tok_in, tok_out, tool_errors"):
         quiet("mine", 1, tasks=[LOCATE], out=tmp_path, agent=bad_agent)
+
+
+def test_what_an_agent_says_about_its_own_verdict_does_not_count(tmp_path):
+    [row] = quiet("mine", 1, tasks=[LOCATE], out=tmp_path, agent=boasting_agent).rows
+    assert row["passed"] is False and row["task"] == "locate" and "ANSWER.txt" in row["reason"] and row["fence"] != "steel"
+    assert row["probe"]["fence"] == row["fence"] and row["probe"]["works"] is True and index(tmp_path) == [row]
+
+
+def test_an_agent_that_does_not_count_is_named(tmp_path):
+    with pytest.raises(UsageError, match="must count tok_in as a number from 0 up, not 'many'"):
+        quiet("mine", 1, tasks=[LOCATE], out=tmp_path, agent=uncounting_agent)
 
 
 def test_an_agent_that_raises_has_no_verdict_and_is_run_again(tmp_path):

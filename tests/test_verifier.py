@@ -105,6 +105,8 @@ def rename_with_wrapper(repo):
 @pytest.mark.parametrize("task, change", [
     ("min-length", only_min_length), ("rename", rename_with_wrapper),
     ("locate", lambda repo: put(repo, "ANSWER.txt", "format_report ./wordcount/report.py")),
+    ("locate", lambda repo: put(repo, "ANSWER.txt", "\ufeffformat_report wordcount/report.py\r\n")),
+    ("locate", lambda repo: (os.symlink(".", repo / "self"), put(repo, "a", "format_report wordcount/report.py"), os.symlink("self/self/a", repo / "ANSWER.txt"))),
     ("locate", lambda repo: put(repo, "ANSWER.txt", "  format_report\n/repo/wordcount/report.py\r\n")),
     ("locate", lambda repo: (put(repo, "notes/a.txt", "format_report wordcount/report.py"), os.symlink("notes/a.txt", repo / "ANSWER.txt"))),
 ])
@@ -112,6 +114,21 @@ def test_other_honest_ways_pass(task, change, repo_of, best):
     repo = repo_of(task)
     change(repo)
     verdict = verify(TASKS[task], repo, fence=best)
+    assert verdict.passed, verdict.reason
+
+
+def with_kinds(repo):
+    TASKS["fix-test"].solution(repo)
+    text = (repo / "wordcount/core.py").read_text()
+    text = text.replace("return Counter(", "return Bag(").replace("return pairs[:k]", "return Ranking(Pair(Word(word), Number(n)) for word, n in pairs[:k])")
+    put(repo, "wordcount/core.py", text + "\nfrom typing import NamedTuple\nclass Pair(NamedTuple):\n    word: str\n    count: int\nclass Bag(Counter): pass\nclass Ranking(list): pass\nclass Word(str): pass\nclass Number(int): pass\n")
+
+
+def test_values_of_subclasses_count_by_what_they_store(repo_of, best):
+    repo = repo_of("fix-test")
+    with_kinds(repo)
+    assert subprocess.run([sys.executable, "-m", "unittest", "-q"], cwd=repo, capture_output=True).returncode == 0
+    verdict = verify(TASKS["fix-test"], repo, fence=best)
     assert verdict.passed, verdict.reason
 
 
@@ -132,6 +149,11 @@ SURROUNDINGS = {
     "a binary file": lambda r: (r / "data.bin").write_bytes(os.urandom(300_000)),
     "a thread": lambda r: append(r, "wordcount/__init__.py", "\nimport threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()\n"),
     "a child": lambda r: append(r, "wordcount/__init__.py", "\nimport subprocess\nsubprocess.Popen(['sleep', '60'])\n"),
+    "other rights": lambda r: [os.chmod(p, 0o755) for p in r.rglob("*") if ".git" not in p.parts],
+    "links in circles": lambda r: (os.symlink("b", r / "a"), os.symlink("a", r / "b"), os.symlink(".", r / "self"), os.symlink("..", r / "wordcount/up")),
+    "a package that moved": lambda r: ((r / "src").mkdir(), os.rename(r / "wordcount", r / "src/wordcount"), os.symlink("src/wordcount", r / "wordcount")),
+    "ignored files": lambda r: (put(r, ".gitignore", "*_data.py\n"), put(r, "wordcount/_data.py", "X = 1\n"), append(r, "wordcount/core.py", "\nfrom ._data import X\n")),
+    "a very deep tree": lambda r: subprocess.run([sys.executable, "-c", "import os\nfor _ in range(1500): os.mkdir('d'); os.chdir('d')"], cwd=r, check=True),
 }
 
 
@@ -257,7 +279,6 @@ TREES = {
     "tests are a link outside": lambda r: (shutil.rmtree(r / "tests"), os.symlink("/tmp", r / "tests")),
     "a test is a link": lambda r: (put(r, "t.py", TESTS), os.unlink(r / "tests/test_core.py"), os.symlink("../t.py", r / "tests/test_core.py")),
     "a test is a pipe": lambda r: (os.unlink(r / "tests/test_core.py"), os.mkfifo(r / "tests/test_core.py")),
-    "a test is a program": lambda r: (os.chmod(r / "tests/test_core.py", 0o755), TASKS["fix-test"].solution(r)),
     "no tests": lambda r: shutil.rmtree(r / "tests"),
     "load_tests": lambda r: append(r, "tests/__init__.py", "def load_tests(*_):\n    import unittest\n    return unittest.TestSuite()\n"),
     "one more test": lambda r: (put(r, "tests/test_more.py", TESTS), TASKS["fix-test"].solution(r)),
@@ -306,6 +327,11 @@ def test_answers_that_are_none(make, repo_of, best):
     lambda r: append(r, "wordcount/core.py", "\ncount_words = lambda text: {}\n"),
     lambda r: put(r, "wordcount/__init__.py", "from .core import tokenize, word_counts, top_k\n"),
     lambda r: put(r, "extra/broken.py", "def (:\n    wordcount.count_words('a')\n"),
+    lambda r: put(r, "wordcount/cli.py", (r / "wordcount/cli.py").read_text().replace("word_counts", "count_words") + "#" * 1_100_000),
+    lambda r: put(r, "wordcount/cli.py", (r / "wordcount/cli.py").read_text().replace("import word_counts", "import count_words as word_counts")),
+    lambda r: put(r, "wordcount/cli.py", (r / "wordcount/cli.py").read_text().replace("import word_counts", "import count_words").replace("\ndef main", "\nword_counts = count_words\ndef main")),
+    lambda r: os.unlink(r / "wordcount/cli.py"),
+    lambda r: put(r, "wordcount/cli.py", "print('a  2')\n"),
 ])
 def test_renames_that_are_none(change, repo_of, best):
     repo = repo_of("rename")
@@ -529,6 +555,12 @@ IN_PROCESS = {
     "rewritten tests": "import pathlib\nfor p in pathlib.Path('tests').glob('test_*.py'):\n    p.write_text('import unittest\\nclass New(unittest.TestCase):\\n    def test_add(self): pass\\n    def test_sub(self): pass\\nclass Old(New):\\n    def test_zero(self): pass\\n')",
     "forged line": "print('passed'); print('{\"outcome\": \"passed\", \"sound\": true}')",
     "kill": "import os\nos.kill(os.getpid(), 9)",
+    "patched json": "import json\nreal = json.dumps\ndef dumps(x, *a, **k):\n    for key in x if isinstance(x, dict) else ():\n        x[key] = {'outcome': 'passed', 'sound': True, 'others': {}, 'passed': '3'}.get(key, x[key])\n    return real(x, *a, **k)\njson.dumps = dumps\njson.JSONEncoder.encode = lambda self, x: dumps(x)",
+    "the token from a frame": "import json, os, sys\nf = sys._getframe()\nwhile f:\n    if 'token' in f.f_locals:\n        for n in range(64):\n            try: os.write(n, ('\\n' + f.f_locals['token'] + json.dumps({'outcome': 'passed', 'sound': True, 'others': {}, 'passed': '3'}) + '\\n').encode())\n            except OSError: pass\n        os._exit(0)\n    f = f.f_back",
+    "an assertEqual that is equal to the real one": "import unittest\nreal = unittest.TestCase.assertEqual\nclass Like:\n    __eq__ = lambda *_: True\n    def __get__(self, test, kind):\n        return lambda a, b, *m: None if kind.__name__ in ('New', 'Old') else real(test, a, b)\nunittest.TestCase.assertEqual = Like()",
+    "SystemExit from a forged file": "import sys\ndef add(a, b):\n    raise SystemExit(0)\nadd.__code__ = add.__code__.replace(co_filename=sys.argv[0])",
+    "SystemExit from no function": "import functools, sys\nadd = functools.partial(print, file=type('F', (), {'write': staticmethod(functools.partial(next, map(sys.exit, [0] * 9)))})())",
+    "another sys.exit": "import sys\nsys.exit = lambda code=0, leave=sys.exit: leave(0)\nadd = lambda a, b: sys.exit()",
 }
 
 
@@ -541,6 +573,64 @@ def test_cheats_in_the_process_of_the_tests(name, calc, repo_of, best):
     put(repo, "conftest.py", "import os\nos._exit(0)\n")
     verdict = verify(calc, repo, fence=best)
     assert not verdict.passed and verdict.reason and not verdict.error, verdict
+
+
+ENDINGS = {
+    "to the end": "assert add(1, 2) == 3\n",
+    "sys.exit(main())": "def main():\n    if add(1, 2) != 3:\n        return 1\n    return 0\nif __name__ == '__main__':\n    sys.exit(main())\n",
+    "raise SystemExit": "if add(1, 2) == 3:\n    raise SystemExit\nraise SystemExit(1)\n",
+    "unittest.main": "import unittest\nclass T(unittest.TestCase):\n    def test_add(self):\n        self.assertEqual(add(1, 2), 3)\nif __name__ == '__main__':\n    unittest.main()\n",
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_scripts_may_end_in_any_honest_way(ending, tmp_path, repo_of, best):
+    (tmp_path / "checks").mkdir()
+    (tmp_path / "checks/check.py").write_text("import sys\nsys.path.insert(0, '.')\nfrom calc.core import add\n" + ENDINGS[ending])
+    task = Task("calc", "Repair add.", START, Script(str(tmp_path / "checks"), "check.py"))
+    repo = repo_of(task)
+    for name in ("unittest", "traceback", "argparse"):
+        put(repo, f"{name}.py", "class TestCase: pass\ndef main(): raise SystemExit(0)\n")  # the script puts the repo first, but not before its own imports
+    assert verify(task, repo, fence=best).reason
+    for change in ("raise SystemExit(0)", "add = lambda a, b: (_ for _ in ()).throw(SystemExit(0))"):
+        put(repo, "calc/core.py", change + "\n")
+        assert not verify(task, repo, fence=best).passed
+    put(repo, "calc/core.py", SOLVED)
+    verdict = verify(task, repo, fence=best)
+    assert verdict.passed, verdict
+
+
+def test_thousands_of_named_tests(repo_of, best):
+    body = "import unittest\nfrom calc.core import add\n\nclass Many(unittest.TestCase):\n    pass\n\nfor n in range(2500):\n    setattr(Many, f'test_a_name_that_is_as_long_as_those_of_real_projects_are_{n}', lambda self, n=n: self.assertEqual(add(n, 1), n + 1))\n"
+    names = tuple(f"tests.test_many.Many.test_a_name_that_is_as_long_as_those_of_real_projects_are_{n}" for n in range(2500))
+    task = Task("calc", "Repair add.", START, HiddenTests(names, names[:9], Files((("tests/test_many.py", body),)), packages=False))
+    repo = repo_of(task)
+    verdict = verify(task, repo, fence=best)
+    assert names[0] in verdict.reason and not verdict.error
+    put(repo, "calc/core.py", SOLVED)
+    verdict = verify(task, repo, fence=best)
+    assert verdict.passed, verdict
+
+
+@pytest.mark.parametrize("check", ["(bench.tree / 'ANSWER.txt').read_text()", "raise SystemExit(1)", "check(bench)"])
+def test_a_judge_that_looks_at_files_itself(check, repo_of, best):
+    task = Task("look", "Write it.", Files((("a", "b"),)), Judge(f"def check(bench):\n    {check}\n"))
+    verdict = verify(task, repo_of(task), fence=best)
+    assert not verdict.passed and "stumbled" in verdict.reason and not verdict.error
+
+
+def no_start(folder):
+    raise ValueError("no start")
+
+
+def test_a_start_that_cannot_be_made_is_an_error_of_the_verifier(tmp_path, best):
+    assert "no start" in verify(Task("none", "Do it.", no_start, lambda bench: None), tmp_path, fence=best).error
+
+
+def test_nothing_unforeseen_is_raised(repo_of, best, monkeypatch):
+    monkeypatch.setattr(verifier, "read_changes", lambda *_: 1 / 0)
+    verdict = verify(TASKS["locate"], repo_of("locate"), fence=best)
+    assert not verdict.passed and "ZeroDivisionError" in verdict.reason and not verdict.error
 
 
 def test_a_script_cannot_be_changed(script, repo_of, best):
