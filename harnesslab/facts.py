@@ -43,6 +43,7 @@ FACTS: dict[str, ModelFacts] = {
         _claude("claude-opus-4-7", 1_000_000, 128_000, (5, 25, 0.50)),
         _claude("claude-opus-4-6", 1_000_000, 128_000, (5, 25, 0.50)),
         _claude("claude-fable-5-2", 1_000_000, 128_000, None),  # its cache price was not found
+        ModelFacts("smollm2-135m-instruct", 8_192, 1_024),  # the one of `harnesslab local-model`
     )
 }
 """Facts of known models by name. Add your own: `FACTS['my-model'] = ModelFacts('my-model', window=32_000,

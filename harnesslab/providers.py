@@ -114,14 +114,15 @@ def make_client(transport: httpx.BaseTransport | None = None) -> httpx.Client:
     """The project's HTTP client. Every wait on its connections ends at the run's deadline.
 
     `transport`: an in-process API (`FakeApi.transport()`) instead of the network. Proxy variables of the
-    environment are honoured. Raises UsageError for variables that make no sense.
+    environment are honoured, but for servers on this machine. Raises UsageError for variables that make no sense.
     """
     packed = {"accept-encoding": "gzip, deflate"}  # what `reply_pieces` can unpack without risk
     if transport is not None:
         return httpx.Client(transport=transport, headers=packed)
     try:
         certificates = _certificates(*map(os.environ.get, ("SSL_CERT_FILE", "SSL_CERT_DIR")))
-        client = httpx.Client(verify=certificates, headers=packed)
+        at_home = {f"all://{host}": None for host in ("127.0.0.1", "localhost", "[::1]")}  # never by proxy
+        client = httpx.Client(verify=certificates, headers=packed, mounts=at_home)
     except OSError as error:
         raise UsageError(f"The certificates that SSL_CERT_FILE names cannot be read: {error}.") from None
     except (ImportError, ValueError, httpx.InvalidURL):  # their own words may show a password

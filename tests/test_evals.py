@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from eval_agents import bad_agent, boasting_agent, uncounting_agent, chatty_agent, crashing_agent, idle_agent, unsure_check
+from eval_agents import bad_agent, boasting_agent, chatty_agent, crashing_agent, idle_agent, uncounting_agent, unsure_check
 from harnesslab import evals
 from harnesslab.batches import Attempt
 from harnesslab.eval_commands import eval_command, text_table, validate_command

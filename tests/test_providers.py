@@ -568,7 +568,7 @@ def test_habits_are_those_of_the_strict_api():
     assert known(HABITS, "claude-haiku-4-5-20251001") is HABITS["claude-haiku-4-5"] and known(HABITS, "some-model") is None
 
 
-@pytest.mark.parametrize("name", FACTS)
+@pytest.mark.parametrize("name", [name for name in FACTS if name.startswith("claude")])
 @pytest.mark.parametrize("request_", [{"temperature": 0}, {"top_p": 1}, {"top_k": 5}, {"tool_choice": {"type": "any"}}, {"tool_choice": {"type": "tool", "name": "look"}}, {"tool_choice": {"type": "auto"}},
                                       {"thinking": {"type": "enabled", "budget_tokens": 1_024}}, {"thinking": {"type": "disabled"}}, {"thinking": {"type": "adaptive"}}, {}], ids=str)
 def test_what_a_model_refuses_is_never_sent(name, request_):
@@ -589,7 +589,7 @@ def test_what_a_model_refuses_is_never_sent(name, request_):
         assert "adaptive" in str(error) and name == "claude-haiku-4-5"
 
 
-@pytest.mark.parametrize("name", FACTS)
+@pytest.mark.parametrize("name", [name for name in FACTS if name.startswith("claude")])
 def test_a_history_that_ends_with_the_models_words(name):
     model = Model(FACTS[name], make_client(FakeApi(lambda body: [say("hi")]).transport()), "http://127.0.0.1", "key")
     history = History([{"role": "user", "content": "x"}, {"role": "assistant", "content": [say("I was")]}])
