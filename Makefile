@@ -43,7 +43,7 @@ $(VENV)/.site: $(VENV)/.base
 	@$(INSTALL) --editable '.[site]' && touch $@
 
 lab: $(VENV)/.lab
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/jupyter lab $(LAB_FLAGS)
+	@$(BIN)/jupyter lab $(LAB_FLAGS)
 
 test: $(VENV)/.dev
 	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup

@@ -14,7 +14,8 @@ import pytest
 from harnesslab import verifier
 from harnesslab.cheats import CHEATS, cheat, duel, naive_check
 from harnesslab.fences import IMAGE, ProcessFence, choose_fence, close_idle
-from harnesslab.keeper import CommandResult
+from harnesslab.keeper import CommandResult, remove_tree
+from harnesslab.keeper import remove_tree
 from harnesslab.loop import UsageError
 from harnesslab.patches import PatchError, run_git
 from harnesslab.tasks import Failed, Files, HiddenTests, Judge, Script, Task, output_of, value_of, wordcount_tasks
@@ -153,8 +154,19 @@ SURROUNDINGS = {
     "links in circles": lambda r: (os.symlink("b", r / "a"), os.symlink("a", r / "b"), os.symlink(".", r / "self"), os.symlink("..", r / "wordcount/up")),
     "a package that moved": lambda r: ((r / "src").mkdir(), os.rename(r / "wordcount", r / "src/wordcount"), os.symlink("src/wordcount", r / "wordcount")),
     "ignored files": lambda r: (put(r, ".gitignore", "*_data.py\n"), put(r, "wordcount/_data.py", "X = 1\n"), append(r, "wordcount/core.py", "\nfrom ._data import X\n")),
-    "a very deep tree": lambda r: subprocess.run([sys.executable, "-c", "import os\nfor _ in range(1500): os.mkdir('d'); os.chdir('d')"], cwd=r, check=True),
 }
+
+
+def test_a_solution_in_a_tree_too_deep_to_walk_passes(repo_of, best):
+    repo = repo_of("fix-test")
+    TASKS["fix-test"].solution(repo)
+    code = "import os\nfor _ in range(1500): os.mkdir('d'); os.chdir('d')\nopen('x', 'w').close()"
+    try:
+        subprocess.run([sys.executable, "-c", code], cwd=repo, check=True)
+        verdict = verify(TASKS["fix-test"], repo, fence=best)
+    finally:
+        remove_tree(str(repo))                      # pytest's own broom cannot walk it either
+    assert verdict.passed and "too long a path" in verdict.notes[0], verdict
 
 
 @pytest.mark.parametrize("name", SURROUNDINGS)
@@ -163,6 +175,7 @@ def test_a_solution_in_strange_surroundings_passes(name, repo_of, best):
     TASKS["fix-test"].solution(repo)
     SURROUNDINGS[name](repo)
     verdict = verify(TASKS["fix-test"], repo, fence=best)
+    remove_tree(str(repo))      # pytest cannot remove a tree as deep as one of these
     assert verdict.passed and not verdict.error, verdict.reason + verdict.error
 
 
