@@ -161,9 +161,10 @@ def pid_of(attempt):
 def test_the_budget_sees_what_is_under_way(tmp_path):
     """Runs that have spent the budget and are not finished yet keep others from being started."""
     batch = run_batch(tmp_path, jobs_of("spends-early", 12), workers=2, budget=Budget(tokens=1_000), progress=False)
-    assert batch.stopped == "budget" and [row["status"] for row in batch.rows].count("done") == 2
-    assert batch.spent.tokens == 2_000 and not batches.LIVE
-    assert [row["status"] for row in batch.rows].count("not run: budget") == 10
+    statuses = [row["status"] for row in batch.rows]
+    done = statuses.count("done")                                       # the first may have spent it before the second begins
+    assert batch.stopped == "budget" and done in (1, 2) and statuses.count("not run: budget") == 12 - done
+    assert batch.spent.tokens == 1_000 * done and not batches.LIVE
 
 
 def test_the_budget_sees_what_other_processes_have_finished(tmp_path):
