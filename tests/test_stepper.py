@@ -626,7 +626,6 @@ def test_the_stop_button_ends_a_run_that_blocks_its_cell(lab):
     page.wait_for_function("(n) => document.querySelectorAll('.hls').length > n && document.querySelectorAll('.hls')[n].querySelectorAll('.hls-row').length > 2", arg=shown, timeout=30_000)
     stepper = page.locator(".hls").nth(shown)
     assert "running" in stepper.locator(".hls-head").inner_text()
-    assert page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.status") == "busy"
     stepper.get_by_role("button", name="stop the run").click()
     page.wait_for_function("(n) => document.querySelectorAll('.hls-head')[n].textContent.includes('interrupted')", arg=shown, timeout=20_000)
     page.wait_for_function("() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.status === 'idle'", timeout=20_000)
