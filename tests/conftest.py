@@ -1,4 +1,5 @@
 """Shared by all tests. With HARNESSLAB_NO_SKIPS=1 (CI) a test that was skipped fails the whole run, unless its reason begins with 'optional:'."""
+import fcntl
 import os
 import signal
 import subprocess
@@ -34,14 +35,19 @@ def no_key_and_no_model(monkeypatch):
 
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory):
-    """A folder with harnesslab in it as the wheel installs it."""
+    """A folder with harnesslab in it as the wheel installs it. One for all processes of a test run."""
     from test_repo import copy_of_the_project
-    folder = tmp_path_factory.mktemp("wheel")
-    source = copy_of_the_project(folder)
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source)], check=True, timeout=120)
-    [wheel] = folder.glob("harnesslab_kit-*.whl")
-    subprocess.run([*pip, "install", "--no-deps", "--target", str(folder / "site"), str(wheel)], check=True, timeout=120)
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "wheel"
+    with open(folder.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "done").exists():
+            source = copy_of_the_project(folder)
+            pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+            subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source)], check=True, timeout=240)
+            [wheel] = folder.glob("harnesslab_kit-*.whl")
+            subprocess.run([*pip, "install", "--no-deps", "--target", str(folder / "site"), str(wheel)], check=True, timeout=240)
+            (folder / "done").touch()
     return folder / "site"
 
 
