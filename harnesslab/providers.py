@@ -114,7 +114,8 @@ def make_client(transport: httpx.BaseTransport | None = None) -> httpx.Client:
     """The project's HTTP client. Every wait on its connections ends at the run's deadline.
 
     `transport`: an in-process API (`FakeApi.transport()`) instead of the network. Proxy variables of the
-    environment are honoured, but for servers on this machine. Raises UsageError for variables that make no sense.
+    environment are honoured, but for servers on this machine. Raises UsageError for variables that make no
+    sense.
     """
     packed = {"accept-encoding": "gzip, deflate"}  # what `reply_pieces` can unpack without risk
     if transport is not None:

@@ -51,7 +51,9 @@ def installed(tmp_path_factory):
     return folder / "site"
 
 
-LONGEST_FIRST = ("test_attacks.py", "test_lab_lessons.py", "test_site.py", "test_stepper.py", "test_break_it.py", "test_evals.py", "test_notebooks.py")
+# These fill up what one user may have of processes, and would fail each other's commands: one after the other.
+CROWDED = ("test_attacks.py", "test_fences.py", "test_keeper.py")
+LONGEST_FIRST = (*CROWDED, "test_lab_lessons.py", "test_site.py", "test_stepper.py", "test_break_it.py", "test_evals.py", "test_notebooks.py")
 
 
 def pytest_collection_modifyitems(items):
@@ -61,7 +63,7 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
     for item in items:
         if item.path.name != "test_notebooks.py":
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+            item.add_marker(pytest.mark.xdist_group("crowded" if item.path.name in CROWDED else item.path.stem))
 
 
 def pytest_runtest_logreport(report):
