@@ -56,6 +56,7 @@ CROWDED = ("test_attacks.py", "test_fences.py", "test_keeper.py")
 LONGEST_FIRST = (*CROWDED, "test_lab_lessons.py", "test_site.py", "test_stepper.py", "test_break_it.py", "test_evals.py", "test_notebooks.py")
 
 
+@pytest.hookimpl(tryfirst=True)        # before the groups are read
 def pytest_collection_modifyitems(items):
     """For several processes (`make test`): a file is one piece of work, because its tests share what they set up; notebooks are a piece each.
     What takes long comes first, so that no process is left alone with it at the end."""
