@@ -9,8 +9,8 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 LAB_SETTINGS = $(VENV)/share/jupyter/lab/settings
 LAB_FLAGS = $(if $(filter 0,$(shell id -u)),--allow-root) --LabApp.default_url=/lab/tree/nbs/00_loop.ipynb
 
-# Tests wait much of the time (for timeouts, servers, browsers), so twice as many processes as cores keep the cores busy.
-PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(min(2 * (os.cpu_count() or 1), 8))' 2>/dev/null || echo 4)
+# One process for each core; PROCESSES=0 runs all tests in one.
+PROCESSES ?= auto
 TESTS ?=
 
 .PHONY: help lab test demo bench bench-peers notebooks figures site lock clean
@@ -50,7 +50,7 @@ lab: $(VENV)/.lab
 	@$(BIN)/jupyter lab $(LAB_FLAGS)
 
 test: $(VENV)/.dev
-	@$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadgroup $(TESTS)
+	@$(BIN)/python -m pytest --numprocesses $(PROCESSES) --maxprocesses 4 --dist loadfile $(TESTS)
 
 demo: $(VENV)/.base
 	@$(BIN)/python scripts/demo.py

@@ -51,20 +51,14 @@ def installed(tmp_path_factory):
     return folder / "site"
 
 
-# These fill up what one user may have of processes, and would fail each other's commands: one after the other.
-CROWDED = ("test_attacks.py", "test_fences.py", "test_keeper.py")
-LONGEST_FIRST = (*CROWDED, "test_lab_lessons.py", "test_site.py", "test_stepper.py", "test_break_it.py", "test_evals.py", "test_notebooks.py")
+LONGEST_FIRST = ("test_attacks.py", "test_lab_lessons.py", "test_site.py", "test_stepper.py", "test_break_it.py", "test_evals.py", "test_notebooks.py")
 
 
-@pytest.hookimpl(tryfirst=True)        # before the groups are read
 def pytest_collection_modifyitems(items):
-    """For several processes (`make test`): a file is one piece of work, because its tests share what they set up; notebooks are a piece each.
-    What takes long comes first, so that no process is left alone with it at the end."""
-    order = {name: place for place, name in enumerate(LONGEST_FIRST)}
+    """For several processes (`make test`): what takes long comes first, so that no process is left alone with it at the end. test_fences.py comes
+    last: like test_attacks.py, it fills up what one user may have of processes, and the two must not run at the same time."""
+    order = {name: place for place, name in enumerate(LONGEST_FIRST)} | {"test_fences.py": 1000}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
-    for item in items:
-        if item.path.name != "test_notebooks.py":
-            item.add_marker(pytest.mark.xdist_group("crowded" if item.path.name in CROWDED else item.path.stem))
 
 
 def pytest_runtest_logreport(report):
