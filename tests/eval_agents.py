@@ -1,8 +1,9 @@
 """Agents, models and a check for tests/test_evals.py, in a module of their own so that other processes can load them."""
+import time
 from pathlib import Path
 
 from harnesslab.providers import offline
-from harnesslab.scripted import call
+from harnesslab.scripted import call, solver
 
 
 def idle_agent(prompt, repo, mode="ask", trace=None):
@@ -44,6 +45,17 @@ def crashing_agent(prompt, repo, mode="ask", trace=None, flag=""):
 def sleepy_model(task, rep):
     """A model whose agent sits in a long command."""
     return offline([[call("run_command", cmd="sleep 60", timeout=60)], "Done."])
+
+
+def unhurried_solver(task, rep):
+    """Solves as the scripted solver does, and takes a fifth of a second for each reply, so that a run takes a while on any machine."""
+    policy = solver(f"{task}:{rep}", 0.5, miss_rate=0.05)
+
+    def answer(request):
+        time.sleep(0.2)
+        return policy(request)
+
+    return offline(answer)
 
 
 def unsure_check(bench):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from eval_agents import bad_agent, boasting_agent, chatty_agent, crashing_agent, idle_agent, uncounting_agent, unsure_check
+from eval_agents import bad_agent, boasting_agent, chatty_agent, crashing_agent, idle_agent, uncounting_agent, unhurried_solver, unsure_check
 from harnesslab import evals
 from harnesslab.batches import Attempt
 from harnesslab.eval_commands import eval_command, text_table, validate_command
@@ -117,12 +117,13 @@ def test_warnings_stand_beside_the_verdict(tmp_path):
 RUNNER = """
 import sys
 sys.path.insert(0, {tests!r})
-from harnesslab.evals import ScriptedSolver, run_tasks
+from eval_agents import unhurried_solver
+from harnesslab.evals import run_tasks
 from harnesslab.fences import choose_fence
 from harnesslab.tasks import wordcount_tasks
 choose_fence("auto")
 print("ready", flush=True)
-run_tasks("v1", {repeats}, tasks=[t for t in wordcount_tasks() if t.id in {tasks!r}], out={out!r}, workers=3, progress=False, i_know=True)
+run_tasks("v1", {repeats}, tasks=[t for t in wordcount_tasks() if t.id in {tasks!r}], model=unhurried_solver, out={out!r}, workers=3, progress=False, i_know=True)
 print("finished", flush=True)
 """
 
@@ -136,16 +137,17 @@ def runner(out, repeats=3, tasks=("locate", "normalize", "fix-test")):
 
 def test_ten_kills_and_the_final_table_is_that_of_an_undisturbed_run(tmp_path):
     tasks = [TASKS[name] for name in ("locate", "normalize", "fix-test")]
-    undisturbed = quiet("v1", 4, tasks=tasks, out=tmp_path / "quiet", workers=3)
+    undisturbed = quiet("v1", 4, tasks=tasks, model=unhurried_solver, out=tmp_path / "quiet", workers=3)
     seed, kills = random.Random(3), 0
     while kills < 10:
         process = runner(tmp_path / "wild", 4)
-        time.sleep(seed.uniform(0.1, 1.0))
-        kills += process.poll() is None
+        time.sleep(seed.uniform(0.05, 0.8))
+        assert process.poll() is None, f"all runs were done after {kills} kills: they are too short for this test"
         process.kill()
+        kills += 1
         process.wait()
         process.stdout.close()
-    resumed = quiet("v1", 4, tasks=tasks, out=tmp_path / "wild", workers=3)
+    resumed = quiet("v1", 4, tasks=tasks, model=unhurried_solver, out=tmp_path / "wild", workers=3)
     assert kept(resumed.rows) == kept(undisturbed.rows) == kept(index(tmp_path / "wild"))
     columns = [name for name in resumed.table().columns if name not in ("dollars",)]
     assert resumed.table()[columns].equals(undisturbed.table()[columns])
