@@ -230,7 +230,7 @@ def step_price(facts: ModelFacts) -> Any:
         for n in lengths
     ]
     note = (
-        f"Over {edge:,} tokens every token costs {prices.long_factor:g} times as much. "
+        f"Over {edge:,} tokens every token of the prompt costs {prices.long_factor:g} times as much. "
         f"{prices.source}, {prices.date}."
     )
     title = _title(f"The input of one call of {facts.name}", None, note)

@@ -22,7 +22,7 @@ class GeminiRules(ModelRules):
     window: tokens a prompt may have. max_output: the largest reply. signs: calls come with a signature, and
     it is
     asked for. gives_ids: calls come with an id. levels: takes a thinking level (else a budget). can_rest: its
-    thinking can be switched off.
+    thinking can be switched off. Gemini 4 takes no budget at all.
     """
 
     window: int = 1_048_576
@@ -36,7 +36,7 @@ class GeminiRules(ModelRules):
 
 _OLDER = dict(signs=False, gives_ids=False, levels=False)
 _IDS = (
-    "gemini-4-argon",
+    *(f"gemini-4-{name}" for name in ("carbon", "argon", "neon", "hydrogen")),
     "gemini-3.8-flash",
     "gemini-3.1-pro-preview",
     "gemini-3.1-flash-lite",
@@ -375,6 +375,8 @@ def _check_settings(request: dict, rules: GeminiRules) -> None:
         )
     if "thinkingLevel" in thinking and "thinkingBudget" in thinking:
         raise refuse_gemini("You can only set only one of thinking budget and thinking level.")
+    if "thinkingBudget" in thinking and rules.id.startswith("gemini-4"):
+        raise refuse_gemini("Thinking budget is not supported for this model. Use thinking level instead.")
     if "thinkingLevel" in thinking and not rules.levels:
         raise refuse_gemini("Thinking level is not supported for this model.")
     if thinking.get("thinkingBudget") == 0 and not rules.can_rest:

@@ -84,7 +84,7 @@ class Prices:
     """List prices in dollars per million tokens, with where and when they were read.
 
     `long_prompt_over`: some models multiply every rate by `long_factor` when one prompt has more tokens
-    than this.
+    than this; `long_output_factor` is the factor of the output where it is another one.
     """
 
     input: float
@@ -95,17 +95,19 @@ class Prices:
     long_factor: float = 1.0
     source: str = ""
     date: str = ""
+    long_output_factor: float | None = None
 
     def cost(self, usage: Usage) -> float:
         """Dollars for one model call. Each token is priced exactly once."""
         dear = self.long_prompt_over is not None and usage.input > self.long_prompt_over
-        total = (
+        of_output = self.long_factor if self.long_output_factor is None else self.long_output_factor
+        prompt = (
             usage.fresh * self.input
             + usage.cache_read * self.cache_read
             + usage.cache_write * self.cache_write
-            + usage.output * self.output
         )
-        return total * (self.long_factor if dear else 1.0) / 1_000_000
+        output = usage.output * self.output
+        return (prompt * self.long_factor + output * of_output if dear else prompt + output) / 1_000_000
 
 
 @dataclass(frozen=True)
@@ -621,7 +623,8 @@ class Limits:
     `repeat_nudge` and `repeat_stop` count identical calls among the last `repeat_window` calls.
     `max_tokens` is the room for one reply;
     a cut-off reply is asked for once more with four times as much. `parallel` is how many read-only calls
-    may run at the same time.
+    may run at the same time. Prompts that a server counts no tokens for are estimated, so that the budget
+    holds there, too.
     """
 
     max_steps: int = 30
@@ -788,19 +791,23 @@ class Watch:
         self._counts: Counter[str] = Counter()
         self._edits: set[str] = set()
         self._known = (0, 0)  # (tokens of the last prompt, bytes of history that it covered)
+        self._uncounted = 0  # estimated tokens of the prompts that the server did not count
 
     def before_call(self, history: History) -> str | None:
         """The status to stop with, or None: go on."""
-        limits, usage, dollars = self.limits, self.totals.usage, self.totals.dollars
+        limits, prices = self.limits, self.facts.prices
+        tokens, dollars = self.totals.usage.input + self._uncounted, self.totals.dollars or 0.0
+        if self._uncounted and prices is not None:
+            dollars += prices.cost(Usage(fresh=self._uncounted))
         if cancelled():
             return "interrupted"
         if self.stop:
             return self.stop
         if self.totals.steps >= limits.max_steps:
             return "max_steps"
-        if usage.input >= limits.max_input_tokens or (
-            limits.max_dollars is not None and (dollars or 0) >= limits.max_dollars
-        ):
+        if tokens >= limits.max_input_tokens:
+            return "budget"
+        if limits.max_dollars is not None and dollars >= limits.max_dollars:
             return "budget"
         if time_left() <= 0:
             return "wall_clock"
@@ -820,6 +827,8 @@ class Watch:
         same again, with more room."""
         if reply.usage.input:
             self._known = (reply.usage.input, history.size)
+        else:
+            self._uncounted += self.next_prompt(history)
         if reply.stop_reason == "max_tokens":
             bigger = min(self.max_tokens * 4, self.facts.max_output)
             if self._raised or bigger <= self.max_tokens:

@@ -42,6 +42,7 @@ class OpenAIRules(ModelRules):
     min_cache: int = 1024
 
 # %% ../nbs/appendix/openai_rules.ipynb #openai-rules-model-table
+_ALWAYS_REASONS = ("low", "medium", "high", "xhigh", "max")
 _GPT_5 = dict(
     window=400_000,
     max_input=272_000,
@@ -64,8 +65,8 @@ _SCRIPTED = dict(_EXAMPLE, window=264_000, max_input=200_000, max_output=64_000)
 OPENAI_MODELS: dict[str, OpenAIRules] = {
     rules.id: rules
     for rules in (
-        *(OpenAIRules(f"gpt-{name}") for name in ("6.2-astra", "6.2-sol", "6.1-sol", "6.1-terra")),
-        *(OpenAIRules(f"gpt-{name}") for name in ("6-astra", "6-sol", "6-luna")),
+        *(OpenAIRules(f"gpt-6.2-{name}", efforts=_ALWAYS_REASONS) for name in ("astra", "sol")),
+        *(OpenAIRules(f"gpt-{name}") for name in ("6.1-sol", "6.1-terra", "6-astra", "6-sol", "6-luna")),
         *(OpenAIRules(f"gpt-5.6-{name}") for name in ("sol", "terra", "luna")),
         OpenAIRules("gpt-5.5", effort="none"),
         OpenAIRules("gpt-5.4", effort="none", counts_writes=False),

@@ -38,7 +38,7 @@ from harnesslab.loop import (
     run_clock,
     time_left,
 )
-from .facts import FACTS, HABITS, Habits, known, least_room, model_facts, room_for, unwelcome
+from .facts import FACTS, habits_of, least_room, model_facts, room_for, unwelcome
 from .streaming import BUILDERS, collect, in_one_piece, print_text
 from .throttle import Throttle
 from .wire_errors import Trouble, explain, hidden_error, one_line, read_trouble, status_of
@@ -251,11 +251,12 @@ class Model:
         self.secrets = (key, *secrets)
         self.notice = ""  # what a person should know before the first call; goes to stderr, once
         self._headers = wire.headers(key) | login
-        self._habits = (known(HABITS, facts.name) if wire.name == "anthropic" else None) or Habits()
+        self._habits = habits_of(facts.name)
         if field := next((name for name in _FILLED_IN if name in self.request), ""):
             raise UsageError(f"The request may not say anything under {field!r}: it is filled in here.")
         if field := unwelcome(self.request, self._habits.refuses):
-            raise UsageError(f"{facts.name} refuses what the request says under {field!r}: leave it out.")
+            way_out = f"use openai/{facts.name}" if field == "reasoning_effort" else "leave it out"
+            raise UsageError(f"{facts.name} refuses what the request says under {field!r}: {way_out}.")
         if stream and wire.name not in BUILDERS:
             raise UsageError(
                 f"{wire.api} cannot be streamed here: leave stream out, or use openai-chat/{facts.name}."

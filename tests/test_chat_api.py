@@ -90,7 +90,7 @@ def check(answer, status, *fragments, kind="invalid_request_error", param=..., c
 STRICT = lambda **schema: body(tools=[function(strict=True, parameters=schema)])
 LOOSE = lambda **schema: body(tools=[function(parameters=schema)])
 OBJECT = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
-NEW = "gpt-6.2-sol"
+NEW = "gpt-6-sol"
 
 REFUSED = [   # (title, request, fragments of the message, param, code)
     ("results: one of two is missing", body(user(), asks(call(), call("call_b")), result()), ["must be followed by tool messages", "call_b"], "messages", None),
@@ -169,7 +169,8 @@ REFUSED = [   # (title, request, fragments of the message, param, code)
     ("settings: an effort that does not exist", body(reasoning_effort="huge"), ["Invalid value: 'huge'"], "reasoning_effort", ...),
     ("settings: an effort of another model", body(model="gpt-5", reasoning_effort="max"), ["'max' is not supported with the 'gpt-5' model", "'minimal', 'low', 'medium', and 'high'"], ..., "unsupported_value"),
     ("settings: effort of a model that cannot", body(model="gpt-4.1", reasoning_effort="low"), ["Unsupported parameter: 'reasoning_effort'"], ..., ...),
-    ("settings: functions while a new model reasons", body(model=NEW), ["Function tools with reasoning_effort are not supported for gpt-6.2-sol in /v1/chat/completions"], "reasoning_effort", None),
+    ("settings: the newest cannot be told not to reason", body(model="gpt-6.2-sol", reasoning_effort="none"), ["Unsupported value: 'none' is not supported with the 'gpt-6.2-sol' model", "'low', 'medium'"], "reasoning_effort", ...),
+    ("settings: functions while a new model reasons", body(model=NEW), ["Function tools with reasoning_effort are not supported for gpt-6-sol in /v1/chat/completions"], "reasoning_effort", None),
     ("settings: functions with an effort asked for", body(model="gpt-5.5", reasoning_effort="low"), ["use /v1/responses or set reasoning_effort to 'none'"], ..., ...),
     ("settings: usage of no stream", body(stream_options={"include_usage": True}), ["only allowed when 'stream' is enabled"], ..., ...),
     ("settings: JSON without the word", body(response_format={"type": "json_object"}), ["must contain the word 'json'"], ..., ...),

@@ -221,6 +221,7 @@ def test_older_models():
     check(ask(bare, to="gemini-3.8-flash"), 400, MISSING)
     check(ask(config(thinkingConfig={"thinkingLevel": "LOW"}), to="gemini-2.5-flash"), 400, "Thinking level is not supported")
     check(ask(config(thinkingConfig={"thinkingBudget": 0}), to="gemini-2.5-flash"), 200)
+    check(ask(config(thinkingConfig={"thinkingBudget": 512}), to="gemini-4-neon"), 400, "Use thinking level instead")
     check(ask(config(responseMimeType="application/json"), to="gemini-2.5-flash"), 400, "Function calling with a response mime type")
     reply = check(ask(body(), to="gemini-2.5-flash", policy=says(LOOSE_CALL)), 200)
     assert reply["candidates"][0]["content"]["parts"] == [{"functionCall": {"name": "show_line", "args": {"n": 1}}}]      # no id, no signature

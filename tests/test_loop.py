@@ -108,6 +108,18 @@ def test_budget_counts_cached_tokens(usage):
     assert (finished.status, finished["tok_in"], model.asked) == ("budget", 1_200, 2)
 
 
+def test_a_server_that_counts_nothing_does_not_switch_the_budget_off():
+    """What it does not count is estimated from what was sent, and not shown as if it had been counted."""
+    def silent(**facts):
+        return Mute(*[Reply([use("look", key=number)], "tool_use", Usage()) for number in range(99)], facts=ModelFacts("silent", **facts))
+    model = silent()
+    finished = run(None, limits=Limits(max_input_tokens=1_000), model=model)
+    assert (finished.status, finished["tok_in"]) == ("budget", 0) and 1 < model.asked < 30
+    dear = silent(prices=Prices(input=1_000, output=1_000, cache_read=1, cache_write=1))
+    finished = run(None, limits=Limits(max_dollars=1.0, max_input_tokens=10**9), model=dear)
+    assert (finished.status, finished["dollars"]) == ("budget", 0) and abs(dear.asked - model.asked) <= 1   # a thousand dollars a million: the same wall
+
+
 def test_budget_in_dollars():
     prices = Prices(input=10, output=100, cache_read=1, cache_write=12.5)
     usage = Usage(1_000, 1_000, 1_000, 1_000)                          # 0.01 + 0.001 + 0.0125 + 0.1 dollars

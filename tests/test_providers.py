@@ -12,10 +12,12 @@ from hypothesis import given, strategies as st
 from parts import assert_goes_on, call, registry, run, say
 
 from harnesslab.fake_api import FakeApi, Fault
+from harnesslab.gemini_rules import GEMINI_MODELS
 from harnesslab.loop import History, Limits, ModelError, ModelFacts, Retry, Usage, UsageError, call_model, messages_body, post, retry_after, run_clock, run_loop
 from harnesslab import providers
 from harnesslab.api_rules import MODELS
-from harnesslab.facts import HABITS, THINKING_ROOM, known, least_room, room_for, unwelcome
+from harnesslab.facts import HABITS, THINKING_ROOM, habits_of, known, least_room, room_for, unwelcome
+from harnesslab.openai_rules import OPENAI_MODELS
 from harnesslab.providers import (FACTS, PROVIDERS, AnthropicModel, Model, Offered, anthropic_usage, check_reachable, connect, list_models, make_client, model_facts,
                                   offline)
 from harnesslab.scripted import canned, scripted_api
@@ -460,7 +462,7 @@ def test_facts_of_models():
     unknown = model_facts("claude-new-9")
     assert unknown.prices is None and unknown.window == 200_000 and model_facts("claude-fable-5-2").prices is None
     for facts in FACTS.values():
-        assert facts.prices is None or (facts.prices.cache_read < facts.prices.input < facts.prices.cache_write < facts.prices.output and facts.prices.source and facts.prices.date)
+        assert facts.prices is None or (facts.prices.cache_read < facts.prices.input <= facts.prices.cache_write < facts.prices.output and facts.prices.source and facts.prices.date)
 
 
 def test_call_model_without_a_model_asks_the_scripted_one():
@@ -559,8 +561,14 @@ def test_call_model_gives_one_shape_whoever_answers(wire):
 # ------------------------------------------------------------------ facts and habits
 def test_habits_are_those_of_the_strict_api():
     """Two tables that were written apart say the same."""
-    assert set(HABITS) == {name for name in FACTS if name.startswith("claude")}
+    assert set(HABITS) == set(FACTS) - {"smollm2-135m-instruct"}
     for name, habits in HABITS.items():
+        if not name.startswith("claude"):
+            others = OPENAI_MODELS.get(name) or GEMINI_MODELS[name]
+            assert (FACTS[name].window, FACTS[name].max_output, habits.thinks) == (others.window, others.max_output, True)
+            assert ("no thinking" in habits.refuses) == (name in OPENAI_MODELS and "none" not in others.efforts)
+            assert ("thinking budget" in habits.refuses) == name.startswith("gemini-4")
+            continue
         rules, refuses = MODELS[name], habits.refuses
         assert habits.thinks == rules.thinks_unasked and ("prefill" in refuses) != rules.prefill and ("sampling" in refuses) != rules.sampling
         assert ("forced tools" in refuses) != rules.forced_tools and ("thinking budget" in refuses) == ("enabled" not in rules.thinking)
@@ -614,6 +622,33 @@ def test_thoughts_have_room():
         model(History("x"), 1_000)
     assert sent == [THINKING_ROOM, 1_000, 2_048, 1_000, 2_048, 1_000, THINKING_ROOM, 5_000]
     assert room_for(1_000, {"thinking": {"type": "enabled", "budget_tokens": 4_000}}, 4_500) == 4_500 and least_room(HABITS["claude-opus-4-8"], {}) == 0
+
+
+@pytest.mark.parametrize("name, wire, request_, refused, room", [
+    ("gpt-6.2-sol", "openai", {}, "", THINKING_ROOM), ("gpt-6.2-sol", "openai", {"reasoning": {"effort": "none"}}, "'reasoning': leave it out", 0),
+    ("gpt-6.2-sol", "openai-chat", None, "'reasoning_effort': use openai/gpt-6.2-sol", 0), ("gpt-6-sol", "openai-chat", None, "", 0),
+    ("gpt-6-sol", "openai", {"reasoning": {"effort": "none"}}, "", 0), ("gpt-6-luna", "openai", {"reasoning": {"effort": "low"}}, "", THINKING_ROOM),
+    ("o4-mini", "openai", {}, "", THINKING_ROOM), ("gpt-4.1", "openai", {}, "", 0), ("gpt-5.9-new", "openai", {}, "", THINKING_ROOM),
+    ("gemini-4-neon", "gemini", {}, "", THINKING_ROOM), ("gemini-4-neon", "gemini", {"generationConfig": {"thinkingConfig": {"thinkingBudget": 9}}}, "'thinkingBudget': leave it out", 0),
+    ("gemini-2.5-flash", "gemini", {"generationConfig": {"thinkingConfig": {"thinkingBudget": 0}}}, "", 0), ("gemini-1.5-pro", "gemini", {}, "", 0),
+    ("omni", "openai-chat", {}, "", 0), ("qwen3:8b", "openai-chat", {}, "", 0)])
+def test_habits_on_the_other_wires(name, wire, request_, refused, room):
+    def model():
+        return Model(model_facts(name), make_client(httpx.MockTransport(lambda request: httpx.Response(500))), "http://127.0.0.1", "key", wire=WIRES[wire], request=request_)
+    if refused:
+        with pytest.raises(UsageError) as caught:
+            model()
+        assert name in str(caught.value) and refused in str(caught.value)
+    else:
+        assert model().least_room == room
+
+
+def test_long_prompts_raise_input_and_output_by_their_own_factors():
+    for name in ("gpt-6.2-sol", "gpt-6-luna"):
+        prices = FACTS[name].prices
+        usage = Usage(fresh=200_000, cache_read=72_000, cache_write=1, output=10)
+        assert prices.cost(usage) == pytest.approx((200_000 * prices.input + 72_000 * prices.cache_read + prices.cache_write) * 2 / 1e6 + 10 * prices.output * 1.5 / 1e6)
+    assert habits_of("claude-haiku-4-5-20251001") is HABITS["claude-haiku-4-5"]
 
 
 # ------------------------------------------------------------------ which models are there
@@ -690,9 +725,9 @@ def test_a_shared_throttle_can_be_given():
     assert connect("ollama/m", throttle=throttle).throttle is throttle is connect("scripted/general", throttle=throttle).throttle
 
 
-@pytest.mark.parametrize("name", ["gpt-6.2-sol", "gpt-5.6-sol", "gpt-5.5", "gpt-5", "o3", "gpt-4o"])
-def test_every_model_of_openai_takes_functions_in_chat_completions(name, tmp_path):
-    """Those that reason refuse functions there, unless reasoning is switched off."""
+@pytest.mark.parametrize("name", ["gpt-6-sol", "gpt-5.6-sol", "gpt-5.5", "gpt-5", "o3", "gpt-4o"])
+def test_models_of_openai_take_functions_in_chat_completions(name, tmp_path):
+    """Those that reason refuse functions there, unless reasoning is switched off. (The newest cannot switch it off.)"""
     from harnesslab.sandbox import run_agent
     from harnesslab.scripted import make_repo
     model = offline(None, name=name, wire="openai-chat")
