@@ -9,7 +9,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 LAB_SETTINGS = $(VENV)/share/jupyter/lab/settings
 LAB_FLAGS = $(if $(filter 0,$(shell id -u)),--allow-root) --LabApp.default_url=/lab/tree/nbs/00_loop.ipynb
 
-# One process for each core; PROCESSES=0 runs all tests in one.
+# Two processes for each core, because many tests wait; PROCESSES=0 runs all tests in one.
 PROCESSES ?= auto
 TESTS ?=
 
@@ -50,7 +50,7 @@ lab: $(VENV)/.lab
 	@$(BIN)/jupyter lab $(LAB_FLAGS)
 
 test: $(VENV)/.dev
-	@$(BIN)/python -m pytest --numprocesses $(PROCESSES) --maxprocesses 4 --dist loadfile $(TESTS)
+	@$(BIN)/python -m pytest --numprocesses $(PROCESSES) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(TESTS)
 
 demo: $(VENV)/.base
 	@$(BIN)/python scripts/demo.py

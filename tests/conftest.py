@@ -51,7 +51,13 @@ def installed(tmp_path_factory):
     return folder / "site"
 
 
-LONGEST_FIRST = ("test_attacks.py", "test_lab_lessons.py", "test_site.py", "test_stepper.py", "test_break_it.py", "test_evals.py", "test_notebooks.py")
+def pytest_xdist_auto_num_workers(config):
+    """Two processes for each core: half of the time of many tests is waiting."""
+    return 2 * (os.cpu_count() or 1)
+
+
+LONGEST_FIRST = ("test_attacks.py", "test_notebooks.py", "test_lab_lessons.py", "test_verifier.py", "test_site.py", "test_evals.py", "test_exercises.py", "test_commands.py",
+                 "test_break_it.py", "test_stepper.py")
 
 
 def pytest_collection_modifyitems(items):

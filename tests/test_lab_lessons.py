@@ -1,9 +1,11 @@
 """Each lesson worked through in a real JupyterLab, as a reader does it: run, predict, run on, look at what was measured."""
 import html
+import os
 import re
 
 import pytest
 
+from harnesslab.exercises import EXERCISES, write_exercises
 from test_lab import copy_of_lab, lab, open_notebook, page, pytestmark      # noqa: F401  (one server and one browser for this file)
 from test_lessons import LESSONS, calls
 
@@ -16,6 +18,11 @@ RUN = """async ([first, last]) => {
 }"""
 CELLS = """() => window.jupyterapp.shell.currentWidget.content.widgets.filter(c => c.model.type === 'code' && c.model.sharedModel.source.trim()).map(c => ({
     id: c.model.sharedModel.id, count: c.model.executionCount, outputs: Array.from({length: c.model.outputs.length}, (_, i) => c.model.outputs.get(i).toJSON())}))"""
+
+
+PICTURES = os.environ.get("PICTURES")
+FOLDED = """() => window.jupyterapp.shell.currentWidget.content.widgets.flatMap(
+    (cell, place) => cell.model.type === 'markdown' && cell.model.sharedModel.source.includes('<details') ? [place] : [])"""
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +64,23 @@ def work_through(page, path) -> dict[str, str]:
     return kept
 
 
+def unfold(page) -> int:
+    """Click every folded answer open, and find something to read in it. Returns how many there were."""
+    opened = 0
+    for number in page.evaluate(FOLDED):
+        page.evaluate("cell => window.jupyterapp.shell.currentWidget.content.scrollToItem(cell, 'start')", number)
+        folds = page.locator(f".jp-Notebook .jp-Cell[data-windowed-list-index='{number}'] details")
+        folds.first.wait_for(timeout=10_000)
+        for fold in folds.all():                                      # an outer one stands before what is folded into it
+            closed = fold.bounding_box()["height"]
+            fold.locator("summary").click()
+            assert fold.get_attribute("open") is not None and fold.bounding_box()["height"] > closed + 15
+            opened += 1
+        if PICTURES:
+            page.locator(f".jp-Notebook .jp-Cell[data-windowed-list-index='{number}']").screenshot(path=f"{PICTURES}/{page.title().split('.')[0][-12:].strip()}-{number}.png")
+    return opened
+
+
 @pytest.mark.parametrize("path", LESSONS, ids=lambda p: p.stem)
 def test_a_lesson_is_worked_through(path, lab, page, complaints):
     open_notebook(page, re.sub(r"/lab/tree/nbs/.*?\.ipynb", f"/doc/tree/nbs/{path.name}", lab))
@@ -71,5 +95,48 @@ def test_a_lesson_is_worked_through(path, lab, page, complaints):
     for number, id, _ in calls(path, "reveal"):     # and it is there on the page, not only in the file
         page.evaluate("cell => window.jupyterapp.shell.currentWidget.content.scrollToItem(cell, 'center')", number)
         page.locator(f".jp-Notebook .jp-Cell[data-windowed-list-index='{number}'] tr:has-text('You said'):has-text({kept[id]!r})").first.wait_for(timeout=10_000)
+    assert unfold(page) >= 3
+    page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown()")
+    assert complaints == []
+
+
+PLACE = "id => window.jupyterapp.shell.currentWidget.content.widgets.findIndex(c => c.model.sharedModel.id === id)"
+
+
+def type_into(page, id, code):
+    """Click into a cell, and put this in the place of what is there."""
+    number = page.evaluate(PLACE, id)
+    page.evaluate("cell => window.jupyterapp.shell.currentWidget.content.scrollToItem(cell, 'center')", number)
+    page.locator(f".jp-Notebook .jp-Cell[data-windowed-list-index='{number}'] .cm-content").click()
+    page.keyboard.press("Control+a")
+    page.keyboard.insert_text(code)
+
+
+def run_and_read(page, id) -> str:
+    """Run one cell with the keyboard; what then stands under it."""
+    number = page.evaluate(PLACE, id)
+    page.evaluate(RUN, [number, number])
+    cell = page.locator(f".jp-Notebook .jp-Cell[data-windowed-list-index='{number}']")
+    if PICTURES:
+        cell.screenshot(path=f"{PICTURES}/exercise-{id}-{len(os.listdir(PICTURES))}.png")
+    return cell.locator(".jp-OutputArea").inner_text()
+
+
+def test_an_exercise_is_solved_by_typing(lab, page, copy_of_lab, complaints):
+    """Nothing, then a wrong answer, then our solution: each gets its own words, and the agent works with what was typed."""
+    write_exercises(copy_of_lab / "mine")
+    open_notebook(page, re.sub(r"/lab/tree/nbs/.*?\.ipynb", "/doc/tree/mine/01_tools_exercises.ipynb", lab))
+    assert run_and_read(page, "begin-imports") == ""
+    run_and_read(page, "clip-yours")
+    assert "not written yet" in run_and_read(page, "clip-check")
+    type_into(page, "clip-yours", "def clip(s, limit=MAX_OUT):\n    return s[:limit]")
+    run_and_read(page, "clip-yours")
+    assert "Keep the end as well" in run_and_read(page, "clip-check")
+    assert unfold(page) >= 15
+    type_into(page, "clip-yours", EXERCISES["clip"].source)
+    run_and_read(page, "clip-yours")
+    assert ": right, all" in run_and_read(page, "clip-check")
+    tried = run_and_read(page, "clip-try")
+    assert "your clip: status done" in tried and "The task is solved." in tried
     page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown()")
     assert complaints == []
