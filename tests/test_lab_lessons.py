@@ -20,7 +20,7 @@ CELLS = """() => window.jupyterapp.shell.currentWidget.content.widgets.filter(c 
     id: c.model.sharedModel.id, count: c.model.executionCount, outputs: Array.from({length: c.model.outputs.length}, (_, i) => c.model.outputs.get(i).toJSON())}))"""
 
 
-PICTURES = os.environ.get("PICTURES")
+PICTURES = os.environ.get("HARNESSLAB_PICTURES")   # a folder: what was clicked and run is saved there as pictures
 FOLDED = """() => window.jupyterapp.shell.currentWidget.content.widgets.flatMap(
     (cell, place) => cell.model.type === 'markdown' && cell.model.sharedModel.source.includes('<details') ? [place] : [])"""
 
@@ -73,7 +73,7 @@ def unfold(page) -> int:
         folds.first.wait_for(timeout=10_000)
         for fold in folds.all():                                      # an outer one stands before what is folded into it
             closed = fold.bounding_box()["height"]
-            fold.locator("summary").click()
+            fold.locator("> summary").click()
             assert fold.get_attribute("open") is not None and fold.bounding_box()["height"] > closed + 15
             opened += 1
         if PICTURES:

@@ -1,4 +1,5 @@
-"""Every notebook runs from top to bottom on a real kernel, from an installed wheel, away from the source tree."""
+"""Every notebook runs from top to bottom on a real kernel, from an installed wheel, away from the source tree. Where there is a browser, the lessons do so in
+JupyterLab: test_lab_lessons.py."""
 import shutil
 
 import nbformat
@@ -6,6 +7,8 @@ import pytest
 from nbclient import NotebookClient
 
 from conftest import ROOT
+from test_lab import CHROMIUM
+from test_lessons import LESSONS
 from test_repo import NOTEBOOKS
 
 
@@ -15,7 +18,7 @@ def test_wheel_holds_the_package_and_its_licence(installed):
     assert list(installed.glob("harnesslab_kit-*.dist-info/licenses/LICENSE"))
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", [path for path in NOTEBOOKS if CHROMIUM is None or path not in LESSONS], ids=lambda p: p.stem)
 def test_notebook_runs_on_a_real_kernel(path, installed, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(installed))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
