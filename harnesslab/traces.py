@@ -99,7 +99,7 @@ def _parse(line: bytes) -> dict | None:
     return None
 
 # %% ../nbs/03_traces.ipynb #traces-parse-file
-_LINES = 256  # that are read and looked at together: few enough to stay in the processor's cache
+_LINES = 512  # that are read and looked at together: few enough to stay in the processor's cache
 
 
 def _value_blocks(path: Path) -> Iterator[list]:
@@ -156,12 +156,16 @@ _EVENT = {"type": str, "payload": dict}
 @contextlib.contextmanager
 def _no_collector() -> Iterator[None]:
     """Pause Python's garbage collector: while a million dictionaries are made, it walks them all over and
-    over, which takes longer than the parsing."""
+    over, which takes longer than the parsing. Afterwards they count as old, or it would do so once more at the
+    next chance."""
     was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        if was_on and gc.get_freeze_count() == 0:
+            gc.freeze()
+            gc.unfreeze()
         if was_on:
             gc.enable()
 
@@ -633,8 +637,8 @@ def _joined(parts: list) -> Any:
 
     if parts and isinstance(parts[0], np.ndarray):
         return np.concatenate(parts)
-    values = list(itertools.chain.from_iterable(parts))
-    return pd.Series(np.fromiter(values, object, len(values)), dtype=object, copy=False)
+    values = np.fromiter(itertools.chain.from_iterable(parts), object, sum(map(len, parts)))
+    return pd.Series(values, dtype=object, copy=False)
 
 
 def _event_blocks(source: Any) -> Iterator[list[dict]]:
@@ -669,12 +673,12 @@ def _columns(events: list[dict], known: dict[str, dict]) -> dict:
         "n": _array(_field(events, "n"), np.int64, _whole),
         "step": _array(_field(events, "step"), np.int64, _whole),
         "time": _array(_field(events, "time"), float, _number),
-        "type": _numbered(types, known["type"]),
+        "type": (kinds := _numbered(types, known["type"])),
         "name": _numbered([p.get("name") for p in payloads], known["name"]),
         "id": [p.get("id") for p in payloads],
         "payload": payloads,
     }
-    return columns | _numbers(types, payloads)
+    return columns | _numbers(kinds, known["type"], payloads)
 
 
 def _field(rows: list[dict], name: str, default: Any = None) -> list:
@@ -711,25 +715,28 @@ def _array(values: list, kind: Any, patient: Callable[[Any], Any]) -> Any:
         return np.fromiter(map(patient, values), kind, len(values))
 
 # %% ../nbs/03_traces.ipynb #traces-frame-numbers
-def _numbers(types: list[str], payloads: list[dict]) -> dict:
-    """The columns that only some types of event have, filled in where they are."""
+def _numbers(types: Any, known: dict[str, int], payloads: list[dict]) -> dict:
+    """The columns that only some types of event have, filled in where they are. `types`: each event's type, as
+    its number in `known`."""
     import numpy as np
 
-    replied = [i for i, kind in enumerate(types) if kind == "model_replied"]
-    returned = [i for i, kind in enumerate(types) if kind == "tool_returned"]
     columns = {name: np.full(len(types), np.nan) for name in (*_TOKENS, "seconds", "chars", "is_error")}
 
-    def fill(name: str, rows: list[int], values: Iterable) -> None:
-        columns[name][rows] = _array(list(values), float, _number)
+    def rows_of(kind: str) -> tuple[Any, list[dict]]:
+        rows = np.flatnonzero(types == known.get(kind, -1))
+        return rows, [payloads[row] for row in rows.tolist()]
 
-    replies, results = [payloads[i] for i in replied], [payloads[i] for i in returned]
-    usages = list(map(_dict, _field(replies, "usage")))
+    rows, replies = rows_of("model_replied")
+    usages = _field(replies, "usage")
+    if not set(map(type, usages)) <= {dict}:
+        usages = list(map(_dict, usages))
     for name in _TOKENS:
-        fill(name, replied, _field(usages, name))
-    fill("seconds", replied, _field(replies, "seconds"))
-    fill("seconds", returned, _field(results, "seconds"))
-    fill("chars", returned, map(len, map(str, _field(results, "content", ""))))
-    fill("is_error", returned, map(int, map(bool, _field(results, "is_error"))))
+        columns[name][rows] = _array(_field(usages, name), float, _number)
+    columns["seconds"][rows] = _array(_field(replies, "seconds"), float, _number)
+    rows, results = rows_of("tool_returned")
+    columns["seconds"][rows] = _array(_field(results, "seconds"), float, _number)
+    columns["chars"][rows] = list(map(len, map(str, _field(results, "content", ""))))
+    columns["is_error"][rows] = list(map(bool, _field(results, "is_error")))
     return columns
 
 

@@ -1,4 +1,5 @@
 """The trace reader: damaged, growing and foreign files, every request rebuilt, replay, fork, and the bill."""
+import gc
 import json
 import math
 import os
@@ -574,3 +575,20 @@ def test_the_table_takes_whatever_stands_in_an_event(events, block):
         assert row.payload == payload and row.type == kind
         assert row.run == str(event.get("run", "")) or event.get("run", "") is None
         assert row.name == (None if payload.get("name") is None else str(payload["name"])) or payload.get("name") is None
+
+
+@pytest.mark.parametrize("on", [True, False])
+@pytest.mark.parametrize("frozen", [True, False])
+def test_the_garbage_collector_is_left_as_it_was(on, frozen):
+    events = [{"type": "nudged", "payload": {"text": str(n)}, "run": "r", "n": n, "step": 0, "time": 0.0} for n in range(2_000)]
+    was_on = gc.isenabled()
+    try:
+        if frozen:
+            gc.freeze()
+        (gc.enable if on else gc.disable)()
+        kept = gc.get_freeze_count()
+        assert len(to_dataframe(events)) == 2_000
+        assert gc.isenabled() is on and bool(gc.get_freeze_count()) == bool(kept) == frozen
+    finally:
+        gc.unfreeze()
+        (gc.enable if was_on else gc.disable)()
