@@ -43,7 +43,7 @@ class Job:
     `label` names the configuration, `title` the run within it ("rename-2"). `key` is a hash of everything
     that decides the run. `about`: the columns of its row that are known beforehand. `work(attempt)` writes
     files into `attempt.folder` and returns the other columns; to go to other processes, it must be something
-    that can be pickled.
+    that can be pickled. `otherwise`: columns of the row if the work does not come to say them.
     """
 
     label: str
@@ -51,6 +51,7 @@ class Job:
     key: str
     about: dict
     work: Callable[["Attempt"], dict]
+    otherwise: dict = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -305,6 +306,7 @@ def _do(store: Store, job: Job, attempt: Attempt, stop_file: Path) -> tuple[str,
         found |= {"status": "crashed", "error": f"{type(error).__name__}: {error}"[:2000]}
     named = {"label": job.label, **job.about}  # whatever the work calls itself
     row = {**named, **found, **named, "key": job.key, "attempt": attempt.number}
+    row |= {name: value for name, value in job.otherwise.items() if name not in row}
     row["folder"] = str(store.place(job).relative_to(store.folder))
     row |= {"began": round(begun, 3), "ended": round(time.time(), 3)}
     if row.get("status") in ("crashed", "interrupted"):
@@ -573,7 +575,7 @@ class _Scheduler:
             self.mend_first, self.stopped = self.mend_first or error, self.stopped or "a mistake to mend"
             return
         except BaseException as error:  # the worker died, or the executor gave the job up
-            about = {"label": job.label, **job.about, "key": job.key}
+            about = {"label": job.label, **job.about, **job.otherwise, "key": job.key}
             state, row = (
                 "crashed",
                 {**about, "status": "crashed", "error": f"the worker was lost: {error!r}"[:500]},
@@ -620,7 +622,7 @@ class _Scheduler:
         rows = []
         for job in self.jobs:
             if job.key not in self.rows:
-                blank = {"label": job.label, **job.about, "status": status, "key": job.key}
+                blank = {"label": job.label, **job.about, **job.otherwise, "status": status, "key": job.key}
                 broken = self.broken.get(job.key)
                 rows.append(broken if broken and broken["status"] == "crashed" else blank)
         return rows

@@ -355,7 +355,9 @@ class _Plan:
                 for label, setup in self.setups.items():
                     key = make_key(label, about[label], task.id, task.version, rep)
                     work = functools.partial(run_one, setup, task, rep)
-                    jobs.append(Job(label, f"{task.id}-{rep}", key, {"task": task.id, "rep": rep}, work))
+                    columns, fence = {"task": task.id, "rep": rep}, choose_fence(setup.fence)
+                    walls = {"fence": fence.name, "probe": fence.probe}  # also of a run that is never begun
+                    jobs.append(Job(label, f"{task.id}-{rep}", key, columns, work, walls))
         if isinstance(self.executor, ProcessPoolExecutor):
             _check_pickle(jobs)
         return jobs

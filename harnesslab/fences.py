@@ -584,7 +584,7 @@ def fence_facts(fence: Fence) -> list[tuple[bool, str]]:
     many = " (root cannot be limited)" if root and not container else ""
     return [
         (True, "commands that never end, and what they leave running in the background" + left),
-        (True, "floods of output, files over 128 MiB, 30 s of CPU time for one process"),
+        (True, "floods of output, files over 128 MiB, a process's CPU time over 30 s or the command's limit"),
         (linux or container, f"more than {memory}"),
         (True, "taking more than 2 GiB of disk in one command (an alarm 20 times a second, not a wall)"),
         (container or linux and not root, "hundreds of processes at once" + many),

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['MAX_TIMEOUT', 'KEPT', 'QUIET', 'MARK', 'LINGER', 'MAX_DISK', 'START_LIMIT', 'CommandResult', 'check_request',
-           'HeadAndTail', 'harmless', 'clean_environment', 'remove_tree', 'command_limits', 'close_idle', 'run_kept',
-           'shorten']
+           'HeadAndTail', 'harmless', 'clean_environment', 'remove_tree', 'cpu_limit', 'command_limits', 'close_idle',
+           'run_kept', 'shorten']
 
 # %% ../nbs/appendix/keeper.ipynb #keeper-imports
 import atexit
@@ -461,10 +461,19 @@ def _threads_on_machine() -> int:
         return 2000
 
 
-def command_limits() -> list[tuple[str, int, int]]:
+def cpu_limit(timeout: float) -> int:
+    """Seconds of CPU time that one process of a command may use: 30, or for a command that is given more time, 60,
+    120, 240 and so on, until they are not less than its time. (In steps, so that few keepers serve many.)"""
+    seconds = 30
+    while seconds < timeout:
+        seconds *= 2
+    return seconds
+
+
+def command_limits(cpu: int = 30) -> list[tuple[str, int, int]]:
     """(name, soft, hard) for each resource limit of a command: seconds of CPU, bytes of one file, open files,
     core dumps, processes, address space."""
-    limits = [("CPU", 30, 31), ("FSIZE", 128 << 20, 128 << 20), ("NOFILE", 1024, 1024), ("CORE", 0, 0)]
+    limits = [("CPU", cpu, cpu + 1), ("FSIZE", 128 << 20, 128 << 20), ("NOFILE", 1024, 1024), ("CORE", 0, 0)]
     if os.getuid() != 0:  # counts all that the user runs; root is never limited
         most = _threads_on_machine() + 200
         limits.append(("NPROC", most, most))
@@ -515,13 +524,13 @@ class _Keeper:
     our own program and may leave helpers behind.
     """
 
-    def __init__(self, kind: str):
-        self.kind, self.uses, self.idle_since = kind, 0, 0.0
+    def __init__(self, kind: str, cpu: int = 30):
+        self.kind, self.cpu, self.uses, self.idle_since = kind, cpu, 0, 0.0
         self.folder = tempfile.mkdtemp(prefix="harnesslab-")
         self.home = ""
         family = "one" if kind == "engine" else _FAMILY
         settings = f"import os, sys\nFOLDER, FAMILY, ROOM = {self.folder!r}, {family!r}, []\n"
-        setup = "" if kind == "engine" else f"_give_up_powers({command_limits()!r}, {kind == 'command'})\n"
+        setup = "" if kind == "engine" else f"_give_up_powers({command_limits(cpu)!r}, {kind == 'command'})\n"
         argv = [sys.executable, "-I", "-S", "-B", "-c", _BOOT, "harnesslab-keeper"]
         options = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         options["env"] = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
@@ -588,13 +597,13 @@ class _Pool:
         self.lock, self.wake, self.sweeper = threading.Lock(), threading.Event(), None
         self.idle, self.everyone = [], weakref.WeakSet()
 
-    def take(self, kind: str) -> _Keeper:
+    def take(self, kind: str, cpu: int = 30) -> _Keeper:
         with self.lock:
             for keeper in reversed(self.idle):
-                if keeper.kind == kind and keeper.process.poll() is None:
+                if (keeper.kind, keeper.cpu) == (kind, cpu) and keeper.process.poll() is None:
                     self.idle.remove(keeper)
                     return keeper
-        keeper = _Keeper(kind)
+        keeper = _Keeper(kind, cpu)
         self.everyone.add(keeper)
         return keeper
 
@@ -774,7 +783,7 @@ def run_kept(
 
     started, mark = time.monotonic(), secrets.token_hex(8)
     try:
-        keeper = _POOL.take(kind)
+        keeper = _POOL.take(kind, cpu_limit(timeout))
     except OSError as error:
         return CommandResult(None, "", 0.0, not_run=f"the command's keeper could not start: {error}")
     try:
@@ -823,7 +832,7 @@ def _why_not_run(answer: list[str], reader: _Reader, box_mark: str) -> str:
     return ""
 
 
-def _notes(code: int | None, killed: str, left: str, stopped: str) -> list[str]:
+def _notes(code: int | None, killed: str, left: str, stopped: str, cpu: int) -> list[str]:
     """What else is worth telling about a command that ran."""
     notes = []
     if code is None and stopped == "cancel":
@@ -832,7 +841,7 @@ def _notes(code: int | None, killed: str, left: str, stopped: str) -> list[str]:
         notes.append(f"stopped because {MAX_DISK >> 30} GiB of disk space had gone")
     if code is not None and killed != "0":
         notes.append(f"{killed} background process{'' if killed == '1' else 'es'} ended")
-    for number, limit in ((signal.SIGXCPU, "30 s of CPU time"), (signal.SIGXFSZ, "128 MiB for one file")):
+    for number, limit in ((signal.SIGXCPU, f"{cpu} s of CPU time"), (signal.SIGXFSZ, "128 MiB for one file")):
         if code in (-number, 128 + number):
             notes.append(f"stopped by the limit of {limit}")
     if left == "1":
@@ -846,7 +855,7 @@ def _result(answer: list[str], reader: _Reader, seconds: float, box_mark: str) -
     if why:
         return CommandResult(None, text if answer[:1] == ["done"] else "", seconds, not_run=why)
     code = None if answer[1] == "None" or reader.hunted else int(answer[1])
-    notes = _notes(code, *answer[2:4], reader.stopped)
+    notes = _notes(code, *answer[2:4], reader.stopped, reader.keeper.cpu)
     if text.startswith("[binary output"):
         notes.append(text[1:-1])
     timed_out = code is None and reader.stopped == "time"

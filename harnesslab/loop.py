@@ -501,7 +501,8 @@ class History:
         message, encoded = _clean(message)
         encoded = (b"," if self.messages else b"") + encoded
         if message.get("role") == "assistant" and isinstance(message.get("content"), list):
-            self._ids |= {block.get("id") for block in message["content"] if block.get("type") == "tool_use"}
+            blocks = [block for block in message["content"] if isinstance(block, dict)]
+            self._ids |= {block.get("id") for block in blocks if block.get("type") == "tool_use"}
         self.messages.append(message)
         self._encoded.append(encoded)
         self._catch_up()
@@ -591,16 +592,25 @@ def _may_be_sent_back(block: Any) -> bool:
 
 
 def _clean(message: dict) -> tuple[dict, bytes]:
-    """(the message, or a mended copy if it cannot be sent as it is; its JSON)."""
+    """(the message, or a mended copy if it cannot be sent as it is; its JSON). UsageError for what no JSON can
+    say."""
+    if not isinstance(message, dict):
+        raise UsageError(f"A message is a dictionary with role and content, not {_short(message)}.")
     try:
-        return message, _ENCODER.encode(message).encode("utf-8")
-    except (UnicodeEncodeError, ValueError):
-        message = mend(message)
-        return message, _ENCODER.encode(message).encode("utf-8")
+        try:
+            return message, _ENCODER.encode(message).encode("utf-8")
+        except (UnicodeEncodeError, ValueError):
+            message = mend(message)
+            return message, _ENCODER.encode(message).encode("utf-8")
+    except (TypeError, RecursionError) as error:
+        raise UsageError(f"This message cannot be sent as JSON: {error}.") from None
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except RecursionError:
+        text = "a value that is nested too deeply"
     return text if len(text) <= 80 else text[:80] + "..."
 
 # %% ../nbs/00_loop.ipynb #loop-body
@@ -693,7 +703,7 @@ class Totals:
         count = getattr(self, "_add_" + str(event.get("type")), None)
         payload = event.get("payload")
         if count and isinstance(payload, dict):
-            with contextlib.suppress(TypeError, ValueError, AttributeError, KeyError):
+            with contextlib.suppress(TypeError, ValueError, AttributeError, KeyError, OverflowError):
                 count(payload, event)
 
     def _add_run_started(self, payload: dict, event: dict) -> None:

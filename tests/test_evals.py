@@ -183,6 +183,7 @@ def test_the_budget_is_asked_before_each_start(tmp_path):
     assert capped.stopped == "budget" and sum(spent[:-1]) < 0.004 <= sum(spent)
     assert [row["status"] for row in capped.rows[len(spent):]] == ["not run: budget"] * (4 - len(spent)) and len(index(tmp_path)) == 4
     assert "not run" in capped.sentence and outcome(capped.rows[-1]) == "not run"
+    assert all(row["fence"] and row["probe"] == choose_fence("auto").probe for row in index(tmp_path))      # also where nothing was run
     whole = quiet("v1", 4, tasks=[LOCATE], out=tmp_path, model=priced)
     assert not whole.stopped and len(index(tmp_path)) == 4 and {row["status"] for row in index(tmp_path)} == {"done"}
     with pytest.raises(UsageError, match="prices of scripted-general are unknown"):

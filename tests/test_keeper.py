@@ -279,7 +279,7 @@ def test_keeper_cannot_start(monkeypatch):
 
 
 def test_a_keeper_that_fails_at_once(monkeypatch):
-    monkeypatch.setattr(keeper, "command_limits", lambda: [("NO_SUCH_LIMIT", 1, 1)])
+    monkeypatch.setattr(keeper, "command_limits", lambda cpu: [("NO_SUCH_LIMIT", 1, 1)])
     result = sh("true")
     assert result.exit_code is None and result.not_run
 
@@ -323,9 +323,17 @@ def test_limits():
 @linux_only
 def test_cpu_limit(monkeypatch):
     real = keeper.command_limits()
-    monkeypatch.setattr(keeper, "command_limits", lambda: [("CPU", 1, 2), *real[1:]])
+    monkeypatch.setattr(keeper, "command_limits", lambda cpu: [("CPU", 1, 2), *real[1:]])
+    keeper.close_idle()
     result = sh("while :; do :; done", timeout=10)
-    assert result.exit_code == -signal.SIGXCPU and "CPU time" in result.note
+    assert result.exit_code == -signal.SIGXCPU and "30 s of CPU time" in result.note
+
+
+@linux_only
+def test_a_command_that_is_given_more_time_is_given_more_cpu_time():
+    """A test suite of two busy minutes may be run; nothing that is not given the time for it gets more than half a minute."""
+    assert [sh("ulimit -t", timeout=seconds).output.split() for seconds in (1, 30, 31, 120, 500, 30)] == [["30"], ["30"], ["60"], ["120"], ["960"], ["30"]]
+    assert [keeper.cpu_limit(seconds) for seconds in (0.1, 30, 30.5, 60, 61)] == [30, 30, 60, 60, 120]
 
 
 @linux_only

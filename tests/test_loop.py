@@ -108,6 +108,21 @@ def test_budget_counts_cached_tokens(usage):
     assert (finished.status, finished["tok_in"], model.asked) == ("budget", 1_200, 2)
 
 
+def test_a_history_says_what_it_cannot_hold():
+    deep = inner = []
+    for _ in range(100_000):
+        inner.append([])
+        inner = inner[0]
+    for bad, words in ((["text"], "A message is a dictionary with role and content, not 'text'"), ([None], "not None"), ([{"role": "user", "content": {1}}], "set is not JSON"),
+                       ([{"role": "user", "content": deep}], "recursion"), ([deep], "nested too deeply")):
+        with pytest.raises(UsageError, match=words) as caught:
+            History(bad)
+        assert str(caught.value).endswith(".") and len(str(caught.value)) < 250
+    assert len(History([{"role": "assistant", "content": ["odd", use("look")]}]).messages) == 1
+    while deep:     # not even Python takes such a thing apart by itself
+        deep = deep.pop()
+
+
 def test_a_server_that_counts_nothing_does_not_switch_the_budget_off():
     """What it does not count is estimated from what was sent, and not shown as if it had been counted."""
     def silent(**facts):
