@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 python; do \
 	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
+# A plain path file: with the other kind of editable install, a script beside the clone would take the clone's own folder for the package.
+EDITABLE = --config-settings editable_mode=compat --editable
 LAB_SETTINGS = $(VENV)/share/jupyter/lab/settings
 LAB_FLAGS = $(if $(filter 0,$(shell id -u)),--allow-root) --LabApp.default_url=/lab/tree/nbs/00_loop.ipynb
 
@@ -31,20 +33,20 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "$(PYTHON) cannot make a virtual environment: install its venv package (on Debian and Ubuntu: python3-venv)"; exit 1; }
 
 $(VENV)/.base: $(BIN)/python requirements.lock pyproject.toml
-	@$(INSTALL) --editable . && touch $@
+	@$(INSTALL) $(EDITABLE) . && touch $@
 
 $(VENV)/.lab: $(VENV)/.base scripts/lab_overrides.json
-	@echo "installing JupyterLab and the charts"
-	@$(INSTALL) --editable '.[lab]'
+	@echo "installing JupyterLab, the charts and what the lessons use"
+	@$(INSTALL) $(EDITABLE) '.[lab,mcp]'
 	@mkdir -p $(LAB_SETTINGS) && cp scripts/lab_overrides.json $(LAB_SETTINGS)/overrides.json && touch $@
 
 $(VENV)/.dev: $(VENV)/.lab
 	@echo "installing what the tests need"
-	@$(INSTALL) --editable '.[lab,mcp,dev]' && touch $@
+	@$(INSTALL) $(EDITABLE) '.[lab,mcp,dev]' && touch $@
 
 $(VENV)/.site: $(VENV)/.base
 	@echo "installing what the site is made with"
-	@$(INSTALL) --editable '.[site]' && touch $@
+	@$(INSTALL) $(EDITABLE) '.[site]' && touch $@
 
 lab: $(VENV)/.lab
 	@$(BIN)/jupyter lab $(LAB_FLAGS)

@@ -8,9 +8,11 @@ __all__ = ['ATTEMPT', 'LIVE', 'make_key', 'Job', 'Attempt', 'write_whole', 'Stor
 
 # %% ../nbs/appendix/batches.ipynb #batches-imports
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
+import math
 import multiprocessing
 import os
 import re
@@ -25,7 +27,7 @@ from collections import deque
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator
+from typing import Any, Callable, Collection, Iterable, Iterator
 
 from .loop import Totals, UsageError, encode_json
 
@@ -44,6 +46,8 @@ class Job:
     that decides the run. `about`: the columns of its row that are known beforehand. `work(attempt)` writes
     files into `attempt.folder` and returns the other columns; to go to other processes, it must be something
     that can be pickled. `otherwise`: columns of the row if the work does not come to say them.
+    `recount(folder)`: what a try that broke off has spent, as columns of a row (default: what its
+    broken-off.json says).
     """
 
     label: str
@@ -52,6 +56,7 @@ class Job:
     about: dict
     work: Callable[["Attempt"], dict]
     otherwise: dict = field(default_factory=dict)
+    recount: Callable[[Path], dict] | None = None
 
     @property
     def name(self) -> str:
@@ -60,8 +65,9 @@ class Job:
 
 
 def _file_name(text: str) -> str:
-    """The text as a name that every file system takes."""
-    return re.sub(r"[^A-Za-z0-9_.-]", "_", text).strip(".")[:100] or "_"
+    """The text as a name that every file system takes; two texts get two names."""
+    name = re.sub(r"[^A-Za-z0-9_.-]", "_", text).strip(".")[:100] or "_"
+    return name if name == text else f"{name}-{make_key(text)[:8]}"
 
 # %% ../nbs/appendix/batches.ipynb #batches-attempt
 @dataclass
@@ -103,11 +109,29 @@ def write_whole(path: Path, data: bytes) -> None:
     _sync(path.parent)
 
 
-def _read_json(path: Path) -> Any:
-    """The value in a file, or None if there is none that can be read."""
+def _read_row(path: Path) -> dict | None:
+    """The dictionary in a file, or None if there is none that can be read."""
     with contextlib.suppress(OSError, ValueError):
-        return json.loads(path.read_bytes())
+        value = json.loads(path.read_bytes())
+        return value if isinstance(value, dict) else None
     return None
+
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+@contextlib.contextmanager
+def _writing(folder: str | Path, about: Collection[int] = ()) -> Iterator[None]:
+    """Say in one sentence that results cannot be written. `about`: only for these reasons (default: all)."""
+    try:
+        yield
+    except OSError as error:
+        if about and error.errno not in about:
+            raise
+        raise UsageError(
+            f"Results cannot be written to {folder} ({error.strerror or error}): make room, or choose another "
+            "folder. What is finished is kept."
+        ) from error
 
 
 @contextlib.contextmanager
@@ -127,20 +151,18 @@ ATTEMPT = ".attempt-"
 
 
 class Store:
-    """The folder of a batch. Any number of processes may use it at the same time."""
+    """The folder of a batch. Any number of processes may use it at the same time. `make`: make it if it is
+    not there, and see that it can be written (UsageError if not); who only reads needs neither."""
 
-    def __init__(self, folder: str | Path):
+    def __init__(self, folder: str | Path, make: bool = True):
         self.folder = Path(folder).absolute()
         self.index = self.folder / "results.jsonl"
         self.runs = self.folder / "runs"
-        try:
-            self.runs.mkdir(parents=True, exist_ok=True)
-            with _locked(self.runs / ".lock", wait=True):
-                pass
-        except OSError as error:
-            raise UsageError(
-                f"Results cannot be written to {folder} ({error.strerror}): choose another folder."
-            ) from None
+        if make:
+            with _writing(folder):
+                self.runs.mkdir(parents=True, exist_ok=True)
+                with _locked(self.runs / ".lock", wait=True):
+                    pass
 
     def home(self, label: str) -> Path:
         """The folder of one label."""
@@ -153,13 +175,14 @@ class Store:
     def settle(self, label: str, config: dict) -> None:
         """Say what is the same for all runs of a label. UsageError if it is not what was said before."""
         path, config = self.home(label) / "config.json", json.loads(encode_json({"label": label, **config}))
-        path.parent.mkdir(exist_ok=True)
-        with _locked(self.runs / ".lock", wait=True):
-            if not path.exists():
-                write_whole(path, json.dumps(config, indent=1, ensure_ascii=False).encode() + b"\n")
-        known = _read_json(path)
+        with _writing(path.parent):
+            path.parent.mkdir(exist_ok=True)
+            with _locked(self.runs / ".lock", wait=True):
+                if not path.exists():
+                    write_whole(path, json.dumps(config, indent=1, ensure_ascii=False).encode() + b"\n")
+        known = _read_row(path)
         if known != config:
-            what = _differences(known if isinstance(known, dict) else {}, config)
+            what = _differences(known or {}, config)
             raise UsageError(
                 f"{self.folder} already holds runs of another configuration under the label {label!r} "
                 f"({what}): choose another label or another folder."
@@ -167,7 +190,7 @@ class Store:
 
     def row(self, job: Job) -> dict | None:
         """The row of a finished run, or None."""
-        return _read_json(self.place(job) / "row.json")
+        return _read_row(self.place(job) / "row.json")
 
     def rows(self, label: str | None = None) -> list[dict]:
         """The rows of all finished runs, in the order in which they were finished."""
@@ -175,7 +198,7 @@ class Store:
         files = [
             file for home in homes for file in home.glob("*/row.json") if ATTEMPT not in file.parent.name
         ]
-        rows = [row for file in files if (row := _read_json(file))]
+        rows = [row for file in files if (row := _read_row(file))]
         return sorted(rows, key=lambda row: (row.get("ended", 0), row.get("key", "")))
 
     @contextlib.contextmanager
@@ -193,15 +216,18 @@ class Store:
     def attempts(self, job: Job) -> list[Path]:
         """The tries at a job that are not finished, oldest first."""
         found = self.home(job.label).glob(f"{job.name}{ATTEMPT}*")
-        return sorted(found, key=lambda path: int(path.name.rpartition("-")[2]))
+        return sorted((path for path in found if _number_of(path)), key=_number_of)
+
+    def _next(self, job: Job) -> Path:
+        """The place of the next try."""
+        number = max(map(_number_of, self.attempts(job)), default=0) + 1
+        return self.home(job.label) / f"{job.name}{ATTEMPT}{number}"
 
     def begin(self, job: Job) -> Attempt:
         """A folder for the next try. Hold the claim."""
-        earlier = self.attempts(job)
-        number = int(earlier[-1].name.rpartition("-")[2]) + 1 if earlier else 1
-        folder = self.home(job.label) / f"{job.name}{ATTEMPT}{number}"
+        earlier, folder = self.attempts(job), self._next(job)
         folder.mkdir()
-        return Attempt(folder, number, earlier)
+        return Attempt(folder, _number_of(folder), earlier)
 
     def publish(self, job: Job, attempt: Attempt, row: dict) -> None:
         """Make a try the finished run: all of it to the disk, then renamed in one step. Hold the claim."""
@@ -217,16 +243,17 @@ class Store:
             file.write((b"\n" if torn else b"") + encode_json(row) + b"\n")
 
     def set_aside(self, job: Job) -> None:
-        """Make a finished run an earlier try, so that it can be done again. Hold the claim."""
-        row = self.row(job) or {}
-        folder = self.home(job.label) / f"{job.name}{ATTEMPT}{row.get('attempt', 1)}"
+        """Make what stands in the place of a finished run an earlier try, so that it can be done again. Hold
+        the claim."""
+        folder = self._next(job)
         os.rename(self.place(job), folder)
-        os.rename(folder / "row.json", folder / "broken-off.json")
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # somebody has damaged it
+            os.rename(folder / "row.json", folder / "broken-off.json")
 
     def write_index(self, not_run: Iterable[dict] = ()) -> None:
         """Write `results.jsonl` anew from the folders, plus the rows of runs that were not done. Lines of
         others are kept."""
-        with _locked(self.runs / ".lock", wait=True):
+        with _writing(self.folder), _locked(self.runs / ".lock", wait=True):
             rows = self.rows()
             have, fresh = {row.get("key") for row in rows}, list(not_run)
             named = have | {row["key"] for row in fresh}
@@ -247,6 +274,12 @@ class Store:
                     value = json.loads(line.strip(b"\0"))
                     rows += [value] if isinstance(value, dict) else []
         return rows
+
+
+def _number_of(attempt: Path) -> int:
+    """The number of a try, 0 for a folder that is none."""
+    number = attempt.name.rpartition(ATTEMPT)[2]
+    return int(number) if number.isdecimal() else 0
 
 
 def _not_done(row: dict) -> bool:
@@ -271,16 +304,17 @@ def do_job(folder: str, job: Job, stop_file: str, redo: bool = False) -> tuple[s
     "crashed", its row).
 
     `stop_file`: when this file appears, the work is asked to end. `redo`: do it again although it is done.
-    UsageError from the work is passed on: the person has to mend something first.
+    UsageError from the work is passed on, because the person has to mend something first. A full disk raises
+    one, too.
     """
     store = Store(folder)
     _leave_the_keyboard_to_the_parent()
-    with store.claim(job) as mine:
+    with _writing(folder, _NO_ROOM), store.claim(job) as mine:
         if not mine:
             return "elsewhere", {}
         if (row := store.row(job)) and not redo:
             return "done", row
-        if row:
+        if os.path.lexists(store.place(job)):  # also one whose row cannot be read
             store.set_aside(job)
         attempt = store.begin(job)
         LIVE[job.key] = attempt.totals
@@ -301,6 +335,8 @@ def _do(store: Store, job: Job, attempt: Attempt, stop_file: Path) -> tuple[str,
             attempt.folder.rmdir()  # if nothing was begun, there was no try
         raise
     except Exception as error:
+        if getattr(error, "errno", None) in _NO_ROOM:
+            raise
         totals = attempt.totals.as_dict()
         found = {name: totals[name] for name in ("steps", "tok_in", "tok_out", "dollars")}
         found |= {"status": "crashed", "error": f"{type(error).__name__}: {error}"[:2000]}
@@ -374,12 +410,21 @@ class Spent:
     def __add__(self, other: "Spent") -> "Spent":
         return Spent(self.dollars + other.dollars, self.tokens + other.tokens, self.unpriced + other.unpriced)
 
+    def __sub__(self, other: "Spent") -> "Spent":
+        return Spent(self.dollars - other.dollars, self.tokens - other.tokens, self.unpriced - other.unpriced)
+
 
 def spent_by(row: dict) -> Spent:
-    """What a row says was spent, its earlier tries included."""
-    dollars, tokens = row.get("dollars"), (row.get("tok_in") or 0) + (row.get("tok_out") or 0)
+    """What a row says was spent, its earlier tries included. Whatever is no number from 0 up is not known."""
+    dollars, *counts = (_known(row.get(name)) for name in ("dollars", "tok_in", "tok_out"))
+    tokens = sum(count or 0 for count in counts)
     own = Spent(dollars or 0.0, tokens, int(dollars is None and tokens > 0))
-    return sum((spent_by(earlier) for earlier in row.get("earlier") or []), own)
+    earlier = row["earlier"] if isinstance(row.get("earlier"), list) else []
+    return sum((spent_by(each) for each in earlier if isinstance(each, dict)), own)
+
+
+def _known(value: Any) -> float | None:
+    return value if isinstance(value, int | float) and 0 <= value < math.inf else None
 
 
 def _spent_live() -> Spent:
@@ -522,6 +567,7 @@ class _Scheduler:
         self.rows: dict[str, dict] = {}  # finished, by key
         self.broken: dict[str, dict] = {}  # crashed or interrupted, by key
         self.stopped, self.mend_first, self._spent = "", None, Spent()
+        self._costs: dict[str, Spent] = {}  # what is in `_spent` already, by key
         self._running: dict[Future, Job] = {}
         self._queue, self._elsewhere, self._looked = deque(), [], time.monotonic()
 
@@ -532,10 +578,13 @@ class _Scheduler:
                 self._done(job, row, fresh=False)
             else:
                 self._queue.append((job, bool(row)))
+                self._book(job, self._tries(job) + (_without_tries(row) if row else Spent()))
         while True:
             self._heed_the_keyboard()
             self._start(pool, width)
             if not self._running and not self._come_back():
+                if self.broken and not self.stopped:
+                    self.stopped = f"{len(self.broken)} run{'s' * (len(self.broken) > 1)} broke off"
                 return
             finished, _ = wait(self._running, timeout=0.2, return_when=FIRST_COMPLETED)
             for future in finished:
@@ -586,13 +635,23 @@ class _Scheduler:
             self._elsewhere.append((job, False))
         else:
             self.broken[job.key] = row
-            self._spent += spent_by(row)
+            self._book(job, self._tries(job))
             self.bar.broke(row)
 
     def _done(self, job: Job, row: dict, fresh: bool = True) -> None:
         self.rows[job.key] = row
-        self._spent += spent_by(row)
+        self._book(job, spent_by(row) if "earlier" in row else self._tries(job) + spent_by(row))
         self.bar.add(row, fresh)
+
+    def _book(self, job: Job, cost: Spent) -> None:
+        """All that a job has cost, in place of what was known of it before."""
+        self._spent += cost - self._costs.get(job.key, Spent())
+        self._costs[job.key] = cost
+
+    def _tries(self, job: Job) -> Spent:
+        """What the tries that broke off have cost, on this day or an earlier one."""
+        recount = job.recount or (lambda folder: _read_row(folder / "broken-off.json") or {})
+        return sum((_without_tries(recount(folder)) for folder in self.store.attempts(job)), Spent())
 
     def _come_back(self) -> bool:
         """Nothing runs here: wait for what others have claimed. False when there is nothing to wait for."""
@@ -617,10 +676,13 @@ class _Scheduler:
         return self._spent + _spent_live()
 
     def left_over(self) -> list[dict]:
-        """Rows of the jobs that were not finished: crashed ones, and those that were never started."""
+        """Rows of the jobs that were not finished: crashed ones, and those that were never started. One that
+        should be done again, and was not, is finished still."""
         status = f"not run: {self.stopped or 'interrupted'}"
         rows = []
         for job in self.jobs:
+            if job.key not in self.rows and (row := self.store.row(job)):
+                self.rows[job.key] = row
             if job.key not in self.rows:
                 blank = {"label": job.label, **job.about, **job.otherwise, "status": status, "key": job.key}
                 broken = self.broken.get(job.key)
@@ -630,3 +692,8 @@ class _Scheduler:
     def all_rows(self) -> list[dict]:
         left = {row["key"]: row for row in self.left_over()}
         return [self.rows.get(job.key) or left[job.key] for job in self.jobs]
+
+
+def _without_tries(row: dict) -> Spent:
+    """What a row says was spent by itself."""
+    return spent_by({**row, "earlier": []})

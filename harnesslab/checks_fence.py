@@ -8,6 +8,7 @@ __all__ = ['PERMIT', 'RUN_COMMAND', 'EXECUTE', 'FENCE_EXERCISES', 'check_permit'
 
 # %% ../nbs/appendix/checks_fence.ipynb #checks_fence-imports
 import contextlib
+import json
 import os
 import random
 import signal
@@ -86,12 +87,22 @@ _COMMANDS = (
         False,
         "A second command hides behind the first. In a shell, ; ends a command.",
     ),
+    ("ls | sh", False, "A pipe starts a second program, and here it is a shell that runs what it reads."),
+    ("ls & id", False, "& ends a command as ; does, and lets the first one run on."),
+    ("ls && id", False, "&& starts a second command too: forbid the character, not one way to write it."),
     (
         "ls $(id)",
         False,
         "$( ) runs a program inside the arguments. Allow only characters that mean nothing to a shell.",
     ),
-    ("ls > tests/test_core.py", False, "This writes over a file: < and > mean something to a shell too."),
+    ("ls `id`", False, "Backticks are the old way to write $( ), and every shell still knows them."),
+    ("ls > tests/test_core.py", False, "This writes over a file: > means something to a shell too."),
+    ("ls < tests/test_core.py", False, "< opens a file for the command, whichever it is."),
+    (
+        "ls 'a b'",
+        False,
+        "Quotes mean something to a shell: inside them words are joined, and after them anything may follow.",
+    ),
     (
         "ls\nid",
         False,
@@ -146,12 +157,30 @@ compares letters => lsof is
 looks at the first words only => A second command
 - re.fullmatch(r"[\w./ -]+", args.get("cmd", ""))
 + args.get("cmd")
+forbids ; $ > and line breaks => A pipe starts
+- r"[\w./ -]+"
++ r"[^;$>\n]+"
+forgets & => & ends
+- r"[\w./ -]+"
++ r"[^;|$`<>'\"\n]+"
+looks for a lone & => && starts
+- r"[\w./ -]+"
++ r"(?!.* & )[^;|$`<>'\"\n]+"
 forbids ; & | and no more => $( ) runs
 - re.fullmatch(r"[\w./ -]+", args.get("cmd", ""))
 + re.fullmatch(r"[^;&|]+", args.get("cmd", ""))
+forgets backticks => Backticks are
+- r"[\w./ -]+"
++ r"[^;&|$<>'\"\n]+"
 forgets > and < => This writes over
 - r"[\w./ -]+"
 + r"[^;&|$`(){}]+"
+forgets < => < opens
+- r"[\w./ -]+"
++ r"[^;&|$`>'\"\n]+"
+forgets quotes => Quotes mean
+- r"[\w./ -]+"
++ r"[^;&|$`<>\n]+"
 lets line breaks through => A line break ends
 - r"[\w./ -]+"
 + r"[\w./\s-]+"
@@ -251,16 +280,28 @@ def check_run_command(trial: Trial) -> None:
 
 def _check_sight(trial: Trial, root: Path) -> None:
     """What a command may see of us, and we of it."""
-    os.environ["EXERCISE_API_KEY"] = canary = f"canary-{random.randrange(10**9)}"
-    try:
-        trial.give("env, while a key is in the harness's environment", root, "env")
-    finally:
-        del os.environ["EXERCISE_API_KEY"]
+    canary = f"canary-{random.randrange(10**9)}"
     key = (
         "Your key was in the output, and so in the transcript and the trace. Pass env= with a list of your "
         "own."
     )
-    trial.holds(lambda got: canary not in got, "no key in the output", key)
+    token = (
+        "A token is a key under another name. No list of names to leave out is ever complete: begin with "
+        "nothing, and add PATH and LANG."
+    )
+    for name, why in (("EXERCISE_API_KEY", key), ("EXERCISE_TOKEN", token)):
+        with _environment(**{name: canary}):
+            trial.give(f"env, while {name} is in the harness's environment", root, "env")
+        trial.holds(lambda got: canary not in got, f"no {name} in the output", why)
+    with tempfile.TemporaryDirectory() as home, _environment(HOME=home):
+        Path(home, ".netrc").write_text(canary)
+        trial.give("cat $HOME/.netrc, while a password is in our home folder", root, "cat $HOME/.netrc")
+    own_home = "Programs keep passwords in HOME, and find them by that name. Give the command an empty folder."
+    trial.holds(lambda got: canary not in got, "no password in the output", own_home)
+    with _keyboard(canary):
+        trial.give("cat, while a person types, with timeout=2", root, "cat", 2, seconds=8)
+    typed = "It read what was typed for the harness, or waits for it. Pass stdin=subprocess.DEVNULL."
+    trial.holds(lambda got: canary not in got, "nothing of what was typed", typed)
     trial.give("yes | head -c 300000", root, "yes | head -c 300000")
     trial.holds(
         lambda got: len(got) <= MAX_OUT,
@@ -271,6 +312,35 @@ def _check_sight(trial: Trial, root: Path) -> None:
     trial.value(
         "the output, the odd byte replaced", "Commands print any bytes: decode with errors='replace'."
     )
+
+
+@contextlib.contextmanager
+def _environment(**names: str) -> Iterator[None]:
+    """For a while, our own environment holds these too."""
+    before = dict(os.environ)
+    os.environ.update(names)
+    try:
+        yield
+    finally:
+        for name in names:
+            os.environ.pop(name)
+        os.environ.update({name: value for name, value in before.items() if name in names})
+
+
+@contextlib.contextmanager
+def _keyboard(words: str) -> Iterator[None]:
+    """For a while, these words wait on our own standard input, and nothing after them."""
+    reader, writer = os.pipe()
+    before = os.dup(0)
+    os.write(writer, words.encode())
+    os.dup2(reader, 0)
+    os.close(writer)
+    os.close(reader)
+    try:
+        yield
+    finally:
+        os.dup2(before, 0)
+        os.close(before)
 
 # %% ../nbs/appendix/checks_fence.ipynb #checks_fence-leftovers
 def _check_leftovers(trial: Trial, root: Path) -> None:
@@ -331,8 +401,8 @@ is the obvious version => The shell is dead
 =     """The obvious version."""
 =     environment = {"PATH": os.environ.get("PATH", ""), "LANG": "C.UTF-8"}
 =     try:
-=         done = subprocess.run(cmd, shell=True, cwd=root, env=environment, stdout=subprocess.PIPE,
-=                               stderr=subprocess.STDOUT, timeout=timeout)
+=         done = subprocess.run(cmd, shell=True, cwd=root, env=environment, stdin=subprocess.DEVNULL,
+=                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout)
 =         first, output = f"exit code {done.returncode}", done.stdout
 =     except subprocess.TimeoutExpired as error:
 =         first, output = f"TIMEOUT after {timeout} s", error.stdout or b""
@@ -349,6 +419,15 @@ runs where it stands => The model thinks
 passes the environment on => Your key was
 - env=environment
 + env=os.environ | environment
+leaves out what looks like a key => A token is a key
+- env=environment
++ env={k: v for k, v in os.environ.items() if "KEY" not in k} | {"HOME": home}
+keeps our home => Programs keep passwords
+- "HOME": home
++ "HOME": os.environ.get("HOME", "")
+leaves our keyboard to it => It read what was typed
+- stdin=subprocess.DEVNULL
++ stdin=None
 does not clip => clip it
 - return clip(
 + return str(
@@ -429,7 +508,7 @@ def check_execute(trial: Trial) -> None:
         "A result is text. Turn anything else into JSON: it passes on tools that return text, and breaks "
         "on the first that does not."
     )
-    trial.holds(lambda got: got["content"].replace(" ", "") == '{"notes":12}', "'{\"notes\": 12}'", text)
+    trial.holds(lambda got: json.loads(got["content"]) == {"notes": 12}, "'{\"notes\": 12}'", text)
     _check_failures(trial, give, done)
 
 
@@ -452,6 +531,8 @@ def _check_failures(trial: Trial, give: Callable, done: list[str]) -> None:
         "says nothing."
     )
     trial.holds(failed("KeyError"), "KeyError in the text, is_error True", any_error)
+    what = "Keep the error's own words as well: that it was a KeyError does not say which key is missing."
+    trial.holds(failed("page"), "'page' in the text", what)
     give("a call of rm_rf, which does not exist", "rm_rf", {})
     unknown = "Say that there is no such tool, and which there are: then the next call can be a good one."
     trial.holds(failed("read_note"), "an error that names the tools", unknown)
@@ -486,6 +567,9 @@ says Error => A ToolError was written
 catches ToolError alone => Any exception becomes
 - except Exception
 + except MemoryError
+drops the words of an error => Keep the error's own words
+- {type(error).__name__}: {error}
++ {type(error).__name__}
 asks too late => Ask permit
 = def execute(root, call, mode):
 =     """The gate comes too late."""

@@ -50,10 +50,16 @@ def check_call_model(trial: Trial) -> None:
     """A good answer, waits, refusals, and no end of trouble."""
 
     def ask(words: str, *first: Any, slow: str = "") -> tuple[Letterbox, list[float]]:
-        box = Letterbox(*first)
-        with no_waiting(trial.function) as waits, swapped(trial.function, send=box):
+        """The letter box, and for how long the function slept between two requests, all naps together."""
+        box, before = Letterbox(*first), []
+
+        def send(body: dict) -> tuple[int, dict, dict]:
+            before.append(len(naps))
+            return box(body)
+
+        with no_waiting(trial.function) as naps, swapped(trial.function, send=send):
             trial.give(words, "Be brief.", [_TOOL], _QUESTION, 777, slow=slow)
-        return box, waits
+        return box, [sum(naps[start:end]) for start, end in zip(before, before[1:])]
 
     box, _ = ask("a question, and an API that answers")
     fields = "The API wants model, max_tokens and messages in every body; max_tokens has no default."
@@ -69,10 +75,16 @@ def check_call_model(trial: Trial) -> None:
     asked = "max_tokens is an argument: pass on what you were given."
     trial.must(sent["max_tokens"] == 777, "max_tokens 777", f"max_tokens {sent['max_tokens']}", asked)
     _check_retries(trial, ask)
-    box, _ = ask("a wrong key: HTTP 401", 401)
     final = "The same wrong request stays wrong. Raise ApiError at once, and save the person a minute."
-    trial.must(len(box.bodies) == 1, "one try", f"{len(box.bodies)} tries", final)
-    trial.refuses(final, kind="ApiError")
+    others = (
+        "Not the wrong key alone: what is refused, forbidden or not there stays so. Say which statuses are "
+        "worth another try, and try no others again."
+    )
+    for status, name in {401: "a wrong key", 400: "a refusal", 403: "a ban", 404: "no such model"}.items():
+        box, _ = ask(f"{name}: HTTP {status}", status)
+        why = final if status == 401 else others
+        trial.must(len(box.bodies) == 1, "one try", f"{len(box.bodies)} tries", why)
+        trial.refuses(why, kind="ApiError")
     endless = "Six tries, and then raise ApiError. An API that is down all night must not hold up the night."
     box, _ = ask("an API that is down: HTTP 529 for ever", *[529] * 10_000, slow=endless)
     trial.must(len(box.bodies) == 6, "six tries", f"{len(box.bodies)} tries", endless)
@@ -90,16 +102,24 @@ def _check_retries(trial: Trial, ask: Callable) -> None:
     )
     impatient = "Wait before the next try: at least a second."
     trial.must(sum(first) >= 1, "a wait of a second or more", f"{sum(first):.2f} s", impatient)
-    spread = {round(sum(ask("HTTP 429 once, five times over", 429)[1]), 6) for _ in range(5)}
+    naps = (round(sum(ask("HTTP 429 once, twenty times over", 429)[1]), 6) for _ in range(20))
     together = (
         "Add a random bit to each wait: a hundred runs that were refused together must not come back "
         "together."
     )
-    trial.must(len(spread) > 1, "waits that differ", f"every time {first[0]:g} s", together)
+    differ = any(nap != round(sum(first), 6) for nap in naps)
+    trial.must(differ, "waits that differ", f"every time {sum(first):g} s", together)
+    moment = "408 and 409 speak of the moment, not of the request: the same one can be right a second later."
+    for status in (408, 409):
+        ask(f"HTTP {status} once, then the answer", status)
+        trial.holds(answer, "the reply of the second try", moment)
     ask("HTTP 529, then 500, then the answer", 529, 500)
     trial.holds(
         answer, "the reply of the third try", "500 and above are the server's trouble, and pass: try again."
     )
+    ask("HTTP 502, then 503, then the answer", 502, 503)
+    gateway = "All that is 500 or above: 502 and 503 come from what stands in front of the API, and pass too."
+    trial.holds(answer, "the reply of the third try", gateway)
     ask("a lost connection, then the answer", "drop")
     trial.holds(
         answer, "the reply of the second try", "A ConnectionError may be gone at the next try: catch it."
@@ -109,7 +129,7 @@ def _check_retries(trial: Trial, ask: Callable) -> None:
     grows = (
         "Double the wait from try to try (1, 2, 4, 8, 8 s): a server that is overloaded needs ever more room."
     )
-    fits = len(waits) == 5 and all(base <= wait <= 2 * base for base, wait in zip((1, 2, 4, 8, 8), waits))
+    fits = len(waits) == 5 and all(base <= wait <= 2 * base + 1 for base, wait in zip((1, 2, 4, 8, 8), waits))
     trial.must(fits, "waits of about 1, 2, 4, 8, 8 s", ", ".join(f"{w:.1f}" for w in waits), grows)
     _, waits = ask("HTTP 429 with the header retry-after: 30", (429, {"retry-after": "30"}))
     told = "The server has said when to come back. Coming earlier is refused again, and counts against you."
@@ -129,6 +149,9 @@ fixes max_tokens => max_tokens is an argument
 gives up on 429 => 429 says
 - (408, 409, 429)
 + (408, 409)
+gives up on 408 and 409 => 408 and 409
+- (408, 409, 429)
++ (429,)
 does not wait => Wait before
 - time.sleep(wait * (1 + random.random() / 4))
 + pass
@@ -138,6 +161,9 @@ has no random bit => Add a random bit
 gives up on 500 => 500 and above
 - or status >= 500
 + or status == 529
+gives up on 502 and 503 => All that is 500
+- or status >= 500
++ or status in (500, 529)
 gives up on a lost connection => A Conn
 - status, headers, reply = 503,
 + status, headers, reply = 400,
@@ -150,6 +176,9 @@ does not read retry-after => The server has said
 tries a wrong key again => The same wrong request
 - not worth_it or attempt
 + attempt
+tries all but a wrong key again => Not the wrong key alone
+- status in (408, 409, 429) or status >= 500
++ status != 401
 never gives up => Six tries, and then
 - range(6)
 + range(10**9)
@@ -197,7 +226,7 @@ class Desk:
     def call_model(self, messages: list[dict]) -> dict:
         """One reply of the strict API, or a ValueError with its refusal."""
         self.requests.append(copy.deepcopy(messages))
-        body = {"model": "claude-haiku-4-5", "max_tokens": 500, "tools": [_NOTE], "messages": messages}
+        body = {"model": "claude-haiku-4-5", "max_tokens": 500, "tools": _NOTES, "messages": messages}
         headers = {"x-api-key": "offline", "anthropic-version": "2023-06-01"}
         answer = self._client.post("http://offline/v1/messages", json=body, headers=headers)
         if answer.status_code != 200:
@@ -216,11 +245,11 @@ class Desk:
         return {"type": "tool_result", "tool_use_id": block["id"], "content": text, "is_error": missing}
 
 
-_NOTE = {
-    "name": "read_note",
-    "description": "Read one note by its number.",
-    "input_schema": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]},
-}
+_NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+_NOTES = [
+    {"name": f"{what}_note", "description": f"{what} one note by its number.", "input_schema": _NUMBER}
+    for what in ("read", "drop")
+]
 
 # %% ../nbs/appendix/checks_loop.ipynb #checks_loop-run-agent-check
 def check_run_agent(trial: Trial) -> None:
@@ -323,26 +352,22 @@ def _check_stops(trial: Trial, sit_down: Callable) -> None:
         "cache_creation_input_tokens": 100,
         "output_tokens": 5,
     }
-    reply = {"content": [say("Hi.")], "stop_reason": "end_turn", "usage": usage}
+    wants_note = {"type": "tool_use", "id": "toolu_1", "name": "read_note", "input": {"n": 1}}
+    replies = iter(
+        {"content": [block], "stop_reason": reason, "usage": dict(usage)}
+        for block, reason in ((wants_note, "tool_use"), (say("Hi."), "end_turn"))
+    )
     trial.give(
-        "a reply that was billed 10 fresh, 1,000 cached and 100 new cache tokens",
+        "two replies, each billed 10 fresh, 1,000 cached and 100 new cache tokens, and 5 for the output",
         "Hi.",
-        lambda messages: reply,
-        None,
+        lambda messages: next(replies),
+        Desk([]).execute,
     )
     cached = "Cached tokens stand beside input_tokens, not inside it. All three are the input."
-    trial.holds(lambda got: got["tok_in"] == 1_110, "tok_in 1110", cached)
-    sit_down("a model that asks for note 1 again and again", lambda request: [call("read_note", n=1)])
-    stuck = "The same call for the fifth time: this model is stuck, and more of it costs money."
-    trial.holds(
-        lambda got: got["status"] == "repeat" and got["steps"] == 5, "status repeat after 5 steps", stuck
-    )
-    sit_down(
-        "a model that asks for 1, 2, 1, 2, ...",
-        lambda request: [call("read_note", n=len(request["messages"]) // 2 % 2)],
-    )
-    cycle = "A stuck model often goes round in a circle. Count in the whole run, not only calls in a row."
-    trial.holds(lambda got: got["status"] == "repeat", "status repeat", cycle)
+    trial.holds(lambda got: got["tok_in"] == 2_220, "tok_in 2220", cached)
+    answers = "Add up the output tokens of every reply too: each costs as much as five of the input."
+    trial.holds(lambda got: got["tok_out"] == 10, "tok_out 10", answers)
+    _check_repeats(trial, sit_down)
     cut = lambda request: {"content": [call("read_note", n=1)], "stop_reason": "max_tokens"}  # noqa: E731
     desk = sit_down("a reply that was cut off in the middle of a call", cut)
     half = "The stop reason decides: half a call may look whole. Run nothing of a reply that was cut off."
@@ -353,6 +378,30 @@ def _check_stops(trial: Trial, sit_down: Callable) -> None:
         "later request be refused."
     )
     trial.holds(lambda got: len(got["messages"]) == 1, "the task alone in messages", keeps)
+
+
+def _check_repeats(trial: Trial, sit_down: Callable) -> None:
+    """The same call again and again, and calls that only look like the same."""
+    sit_down("a model that asks for note 1 again and again", lambda request: [call("read_note", n=1)])
+    stuck = "The same call for the fifth time: this model is stuck, and more of it costs money."
+    trial.holds(
+        lambda got: got["status"] == "repeat" and got["steps"] == 5, "status repeat after 5 steps", stuck
+    )
+    open_calls = (
+        "Hand back the results of the fifth time too, and stop then: a conversation that ends with a call "
+        "cannot go on, because the API refuses it."
+    )
+    trial.holds(lambda got: len(got["messages"]) == 11, "11 messages: the task, and 5 times two", open_calls)
+    drawers = [[call(name, n=1)] for name in ("read_note", "drop_note") * 3] + [[say("Done.")]]
+    sit_down("three times read_note and three times drop_note, all with n=1, then the answer", drawers)
+    other = "Another tool with the same arguments is another call: what was repeated is name *and* arguments."
+    trial.holds(lambda got: got["status"] == "done", "status done", other)
+    sit_down(
+        "a model that asks for 1, 2, 1, 2, ...",
+        lambda request: [call("read_note", n=len(request["messages"]) // 2 % 2)],
+    )
+    cycle = "A stuck model often goes round in a circle. Count in the whole run, not only calls in a row."
+    trial.holds(lambda got: got["status"] == "repeat", "status repeat", cycle)
 
 # %% ../nbs/appendix/checks_loop.ipynb #checks_loop-run-agent-exercise
 _RUN_AGENT_MISTAKES = r"""
@@ -403,6 +452,20 @@ spends without looking => Add up the input tokens
 counts fresh tokens only => Cached tokens stand
 - if "input_tokens" in key
 + if key == "input_tokens"
+does not count the output => Add up the output
+- reply["usage"]["output_tokens"]
++ 0
+stops with calls that have no result => Hand back the results
+-         messages.append({"role": "user", "content": results})
++         pass
+-         if max(made.values()) >= 5:
+-             return run | {"status": "repeat"}
++         if max(made.values()) >= 5:
++             return run | {"status": "repeat"}
++         messages.append({"role": "user", "content": results})
+looks at the arguments alone => Another tool with
+- json.dumps([call["name"], call["input"]]
++ json.dumps([call["input"]]
 never sees a repeat => The same call for the fifth
 - if max(made.values()) >= 5
 + if False

@@ -48,6 +48,14 @@ def check_read_lines(trial: Trial) -> None:
         trial.wants(
             (_EVENTS[:1], 1), "A tear can go through a letter: read bytes, and let each line fail by itself."
         )
+        odd = {"v": 1, "n": 1, "type": "b", "payload": {"text": "one\u2028two"}}
+        holding = "an event whose text holds U+2028, a line break of Unicode"
+        give(holding, json.dumps(odd, ensure_ascii=False).encode())
+        inside = (
+            "str.splitlines() knows a dozen line breaks, and U+2028 may stand inside a text. In a trace only "
+            "\\n ends a line: split there."
+        )
+        trial.wants(([odd], 0), inside)
         give("a tail of zero bytes, as some crashes leave it", lines[0] + b"\n" + b"\0" * 300)
         trial.wants((_EVENTS[:1], 1), "Such a tail is one bad line.")
         give("[1, 2] and 7, each on a line", lines[0] + b"\n[1, 2]\n7\n")
@@ -67,6 +75,9 @@ stops at the first bad line => What follows a bad line
 reads the file as text => A tear can go
 - Path(path).read_bytes().split(b"\n")
 + Path(path).read_text(encoding="utf-8").split("\n")
+tears lines at every break of Unicode => str.splitlines() knows
+- Path(path).read_bytes().split(b"\n")
++ Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
 takes any JSON for an event => This is JSON
 - isinstance(event, dict)
 + event is not None
@@ -369,6 +380,10 @@ def check_pass_hat_k(trial: Trial) -> None:
     trial.give("2 runs, 2 passed, k=3", 2, 2, 3)
     few = "Two runs say nothing about three in a row. Refuse, and do not invent a number."
     trial.refuses(few, kind="ValueError", or_why=few)
+    nought = "Of no run at all nothing can be said, and less than none is no number of runs: k begins at 1."
+    for k in (0, -1):
+        trial.give(f"5 runs, 3 passed, k={k}", 5, 3, k)
+        trial.refuses(nought, kind="ValueError", or_why=nought)
 
 # %% ../nbs/appendix/checks_records.ipynb #checks_records-pass-hat-exercise
 _PASS_HAT_K_MISTAKES = r"""
@@ -378,6 +393,9 @@ puts the runs back => Of the 10 ways
 computes pass@k => pass^k asks for
 - math.comb(c, k) / math.comb(n, k)
 + 1 - math.comb(n - c, k) / math.comb(n, k)
+takes no run for a run => Of no run at all
+- not 1 <= k <= n
++ k > n
 invents a number => Two runs say nothing
 - not 1 <= k <= n
 + False

@@ -9,12 +9,13 @@ __all__ = ['CLIP', 'SAFE_PATH', 'READ_FILE', 'SEARCH', 'EDIT_FILE', 'TOOL_EXERCI
 # %% ../nbs/appendix/checks_tools.ipynb #checks_tools-imports
 import contextlib
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Iterator
 
 from . import small_harness
-from .checking import Exercise, Trial, mistakes
+from .checking import Exercise, Trial, mentions, mistakes
 from .tools import MAX_OUT
 
 # %% ../nbs/appendix/checks_tools.ipynb #checks_tools-clip-check
@@ -24,7 +25,7 @@ def check_clip(trial: Trial) -> None:
     trial.wants("exit code 0", "What fits stays as it is.")
     trial.give(f"a text of exactly {MAX_OUT:,} characters", "x" * MAX_OUT)
     trial.wants("x" * MAX_OUT, "At the limit nothing needs to go: cut only what is longer than the limit.")
-    long = "HEAD " + "x" * 99_990 + " TAIL"
+    long = "HEAD " + _FILL * 99_990 + " TAIL"
     trial.give("100,000 characters that begin with HEAD and end with TAIL", long)
     trial.holds(
         lambda got: got.startswith("HEAD"), "HEAD at the beginning", "Keep the beginning: it shows what ran."
@@ -32,26 +33,29 @@ def check_clip(trial: Trial) -> None:
     tail = "Keep the end as well: the failure and the summary of a test run stand there."
     trial.holds(lambda got: got.endswith("TAIL"), "TAIL at the end", tail)
     silent = "Say that something is missing, or the model takes what it sees for the whole."
-    trial.holds(lambda got: got.replace("x", "").split() != ["HEAD", "TAIL"], "a line that says so", silent)
+    trial.holds(lambda got: got.replace(_FILL, "").split() != ["HEAD", "TAIL"], "a line that says so", silent)
     room = "The line in the middle needs room too: a limit that is passed by its own notice is none."
     trial.holds(lambda got: len(got) <= MAX_OUT, f"at most {MAX_OUT:,} characters", room)
     count = "Say how much was cut: the characters that are gone, not the length of the whole text."
     trial.holds(
-        lambda got: _says_number(got, 100_000 - got.count("x") - 10),
+        lambda got: mentions(got, 100_000 - got.count(_FILL) - 10),
         "the number of characters that were cut",
         count,
     )
-    trial.give("1,000 characters with limit=200", "y" * 1_000, 200)
-    trial.holds(
-        lambda got: len(got) <= 200,
-        "at most 200 characters",
-        "The limit is an argument: use it, not MAX_OUT.",
-    )
+    little = "There is room for far more: two scraps of what the model asked for send it back to ask again."
+    half = MAX_OUT // 2
+    trial.holds(lambda got: got.count(_FILL) >= half, f"{half:,} characters of the text, or more", little)
+    long = "HEAD " + _FILL * 990 + " TAIL"
+    trial.give("1,000 characters from HEAD to TAIL, with limit=200", long, 200)
+    argument = "The limit is an argument: use it, not MAX_OUT."
+    trial.holds(lambda got: len(got) <= 200, "at most 200 characters", argument)
+    ends = "A small limit wants both ends too: share out what there is."
+    both = lambda got: got.startswith("HEAD") and got.endswith("TAIL")  # noqa: E731
+    trial.holds(both, "HEAD and TAIL at the ends", ends)
 
 
-def _says_number(text: str, number: int) -> bool:
-    """Whether a text holds a number, with or without commas."""
-    return str(number) in text.replace(",", "").replace("_", "")
+_FILL = "\u00a4"
+"""A character that no line of a learner's own holds, so that what is left of a text can be counted."""
 
 # %% ../nbs/appendix/checks_tools.ipynb #checks_tools-clip-exercise
 _CLIP_MISTAKES = r"""
@@ -59,10 +63,10 @@ cuts at the limit => At the limit nothing
 - len(s) <= limit
 + len(s) < limit
 keeps the head only => Keep the end as well
-- {s[-half:]}
+-  + s[len(s) - half :]
 + 
 keeps the tail only => Keep the beginning
-- {s[:half]}
+- s[:half] + 
 + 
 says nothing => Say that something is missing
 - [... {len(s) - 2 * half} characters cut here ...]
@@ -73,6 +77,12 @@ forgets its own line => The line in the middle needs room
 counts the whole => Say how much was cut
 - len(s) - 2 * half
 + len(s)
+keeps five letters of each end => There is room for far more
+- max(0, (limit - 60) // 2)
++ 5
+drops the end of what is short => A small limit wants
+- + s[len(s) - half :]
++ + (s[len(s) - half :] if limit > 1_000 else "")
 ignores the argument => The limit is an argument
 - if len(s)
 + limit = MAX_OUT
@@ -215,32 +225,41 @@ def check_read_file(trial: Trial) -> None:
     """Numbers, ranges, caps, and what is no file."""
     with workshop() as repo:
         trial.give("notes.txt, which has three lines", repo, "notes.txt")
-        numbers = (
-            "Lines count from 1, and each number stands in four places: '   1 first'. The "
-            "model points at lines by them."
-        )
-        trial.wants("   1 first\n   2 second\n   3 third", numbers)
+        numbers = "Lines count from 1, and each has its number before it: the model points at lines by them."
+        whole = [(1, "first"), (2, "second"), (3, "third")]
+        trial.holds(lambda got: _numbered(got) == whole, "1 first, 2 second, 3 third, on three lines", numbers)
         trial.give("notes.txt, start=2, end=2", repo, "notes.txt", 2, 2)
         trial.holds(lambda got: "second" in got, "line 2", "end is included: from 2 to 2 is one line.")
-        trial.wants("   2 second", "The numbers are those of the file, wherever the reading starts.")
+        own = "The numbers are those of the file, wherever the reading starts."
+        trial.holds(lambda got: _numbered(got) == [(2, "second")], "2 second", own)
+        trial.give("notes.txt, start=2, end=99", repo, "notes.txt", 2, 99)
+        beyond = "There are three lines only: an end that lies beyond them is the last one."
+        trial.holds(lambda got: _numbered(got) == whole[1:], "2 second, 3 third", beyond)
         (repo / "long.txt").write_text("".join(f"line {n}\n" for n in range(1, 1_001)))
         trial.give("long.txt, which has 1,000 lines", repo, "long.txt")
         cap = "At most 400 lines: what is longer is read in pieces, and only the pieces that are needed."
-        trial.holds(lambda got: " 400 line 400" in got and "line 401\n" not in got, "400 lines", cap)
+        capped = lambda got: {400, 401} & dict(_numbered(got)).keys() == {400}  # noqa: E731
+        trial.holds(capped, "400 lines", cap)
         told = (
             "Say that there is more, and how many lines in all, or the model believes it has seen the file."
         )
         trial.holds(
-            lambda got: _says_number(got.splitlines()[-1], 1_000), "a last line that says 1000 lines", told
+            lambda got: mentions(got.splitlines()[-1], 1_000), "a last line that says 1000 lines", told
         )
+        trial.give("long.txt, end=900", repo, "long.txt", 1, 900)
+        asked = "The cap is for what was asked for, too: an end of 900 is no reason to hand out 900 lines."
+        trial.holds(capped, "400 lines", asked)
         (repo / "wide.txt").write_text(("x" * 2_000 + "\n") * 50)
         trial.give("wide.txt: 50 lines of 2,000 characters", repo, "wide.txt")
         clipped = "Few lines can still be long. clip the result."
         trial.holds(lambda got: len(got) <= MAX_OUT, f"at most {MAX_OUT:,} characters", clipped)
+        trial.give("wide.txt, start=1, end=50", repo, "wide.txt", 1, 50)
+        either = "clip on every way out: a range that was asked for can be as long as a whole file."
+        trial.holds(lambda got: len(got) <= MAX_OUT, f"at most {MAX_OUT:,} characters", either)
         (repo / "latin.txt").write_bytes(b"caf\xe9\n")
         trial.give("latin.txt, which is not UTF-8", repo, "latin.txt")
         trial.holds(
-            lambda got: got.startswith("   1 caf"),
+            lambda got: _numbered(got)[0][1].startswith("caf"),
             "the line, the odd byte replaced",
             "Read with errors='replace'.",
         )
@@ -257,6 +276,12 @@ def check_read_file(trial: Trial) -> None:
         trial.give("../secret.txt", repo, "../secret.txt")
         trial.refuses("The way out must be closed here too: every path goes through safe_path.")
 
+
+def _numbered(text: str) -> list[tuple[int, str]]:
+    """The lines of a result that begin with a number, as (number, line), at whatever width it was written."""
+    found = [re.fullmatch(r"\s*(\d+)\W+(.*)", line) for line in text.splitlines()]
+    return [(int(line[1]), line[2]) for line in found if line]
+
 # %% ../nbs/appendix/checks_tools.ipynb #checks_tools-read-file-exercise
 _READ_FILE_MISTAKES = r"""
 counts from 0 => Lines count from 1
@@ -264,19 +289,30 @@ counts from 0 => Lines count from 1
 + start=start - 1)
 leaves the end out => end is inc
 - lines[start - 1 : last]
-+ lines[start - 1 : last - (end is not None)]
++ lines[start - 1 : last - (end == last)]
 counts from 1 again => The numbers are those of the file
 - start=start)
 + start=1)
 has no cap => At most 400
-- min(start + 399, len(lines) if end is None else end)
-+ end or len(lines)
+- min(start + 399, wanted)
++ wanted
+falls over beyond the end => There are three lines only
+- min(end, len(lines))
++ end
+- for number, line in enumerate(lines[start - 1 : last], start=start)
++ for number, line in ((n, lines[n - 1]) for n in range(start, last + 1))
+has a cap only where no end is given => The cap is for what
+- min(start + 399, wanted)
++ min(start + 399, wanted) if end is None else wanted
 caps in silence => Say that there is more
-- if last < len(lines) and end is None
+- if last < wanted
 + if False
 does not clip => Few lines can still be long
 - clip("\n".join(shown))
 + "\n".join(shown)
+clips only where no end is given => clip on every way
+- clip("\n".join(shown))
++ "\n".join(shown) if end else clip("\n".join(shown))
 is strict about bytes => Read with errors
 - , errors="replace"
 + 
@@ -336,7 +372,7 @@ def check_search(trial: Trial) -> None:
             "Say how many more there are: 312. Three more and three hundred more call for "
             "different next steps."
         )
-        trial.holds(lambda got: _says_number(got, 312), "the number 312", more)
+        trial.holds(lambda got: mentions(got, 312), "the number 312", more)
         (repo / "run.sh").write_text(f"#!/bin/sh\ntouch {repo.parent}/ran\ncat\n")
         os.chmod(repo / "run.sh", 0o755)
         trial.give("the pattern --pre=./run.sh", repo, "--pre=./run.sh")
@@ -415,7 +451,7 @@ def check_edit_file(trial: Trial) -> None:
         untold = "Say how often, and in which lines: then the model can add a line and hit the right one."
         trial.refuses(
             "Which one was meant? Three were found, so none may be changed.",
-            says=("3 times", "1, 2, 4"),
+            says=(3, 1, 2, 4),
             or_why=untold,
         )
         unchanged = notes.read_bytes() == b"a = 1\na = 1\nb = 2\na = 1\n"
@@ -429,7 +465,7 @@ def check_edit_file(trial: Trial) -> None:
         )
         trial.refuses(
             "It is not in the file, so nothing can be replaced.",
-            says=("0 times", "5", "findall(r'x'"),
+            says=(5, "findall(r'x'"),
             or_why=closest,
         )
         notes.write_bytes(b"one\r\ntwo\r\n")
@@ -482,7 +518,7 @@ calls it done => It is not in the file
 - raise ToolError(f"old text found 0 times in {path}.{_closest(text, old)}")
 + return path
 reads as text => Keep every byte
-- text = full.read_bytes().decode()
+- text = full.read_bytes().decode(errors="surrogateescape")
 + text = full.read_text()
 wants the folder to be there => Create the folders
 - full.parent.mkdir(parents=True, exist_ok=True)
@@ -494,7 +530,7 @@ goes anywhere => The way out must be closed
 - safe_path(root, path)
 + Path(root) / path
 forgets to write => Write the changed text
-- full.write_bytes(text.replace(old, new).encode())
+- full.write_bytes(text.replace(old, new).encode(errors="surrogateescape"))
 + pass
 lets the system's error through => A ToolError that names
 - if not full.is_file()

@@ -6,6 +6,7 @@
 __all__ = ['SUMMARY_REQUEST', 'SUMMARY_MARK', 'clear_old_results', 'compact', 'Helper']
 
 # %% ../nbs/appendix/context.ipynb #context-imports
+import math
 from dataclasses import asdict, replace
 from typing import Annotated, Any, Callable
 
@@ -19,6 +20,7 @@ from harnesslab.loop import (
     Usage,
     UsageError,
     encode_json,
+    from_record,
     run_loop,
 )
 
@@ -46,15 +48,22 @@ class _Lever:
         self._take_over(history)
         if self._estimate() > self.over:
             self._edit(max_tokens, on_wait)
+            self._in_vain = self._estimate() > self.over
         reply = self._model(self._view, max_tokens, on_wait)
         if reply.usage.input:
             self._known = (reply.usage.input, self._view.size)
         return reply
 
+    def next_prompt(self, history: History) -> float:
+        """Estimated tokens of the next prompt, for the loop: it is not as long as the history. What is longer
+        than `over` will be shortened before it is sent, unless that did not help the last time."""
+        self._take_over(history)
+        return self._estimate() if self._in_vain else min(self._estimate(), self.over)
+
     def _take_over(self, history: History) -> None:
         """What is new in the history is new in the view. Another history begins another view."""
         if history is not self._of:
-            self._of, self._seen, self._known = history, 0, (0, 0)
+            self._of, self._seen, self._known, self._in_vain = history, 0, (0, 0), False
             self._view = History([], history.system, history.tools)
             self._begin()
         for message in history.messages[self._seen :]:
@@ -183,12 +192,15 @@ class compact(_Lever):
 
 
 def _task(messages: list[dict]) -> str:
-    """The text of the last plain message of the user, without an earlier summary."""
+    """The text of the last plain message of the user, without an earlier summary. What the harness itself has
+    said is no task."""
     for message in reversed(messages):
         blocks = message["content"]
         blocks = [{"type": "text", "text": blocks}] if isinstance(blocks, str) else blocks
         if message["role"] == "user" and all(block.get("type") == "text" for block in blocks):
-            return "\n".join(block["text"] for block in blocks).split(SUMMARY_MARK)[0]
+            text = "\n".join(block["text"] for block in blocks).split(SUMMARY_MARK)[0]
+            if not text.startswith("[harness] "):
+                return text
     return ""
 
 
@@ -233,7 +245,7 @@ class Helper:
         def listen(event: dict) -> None:
             self._totals.add(event)
             if event["type"] == "run_started":
-                self._limits = Limits(**event["payload"]["limits"])
+                self._limits = from_record(Limits, event["payload"]["limits"])
             if event["type"] == "tool_called" and event["payload"]["name"] == "ask_helper":
                 self._calls.append((event["payload"]["arguments"].get("task"), event["payload"]["id"]))
             sink(event)
@@ -254,13 +266,14 @@ class Helper:
             history, self.model, self.tools, limits, self.gate, self._sink, about={"parent": parent}
         )
         spent = Usage(run["fresh"], run["cache_read"], run["cache_write"], run["output"])
+        dollars = math.nan if run["dollars"] is None else run["dollars"]  # of a model whose price nobody knows
         if run.status == "done":
-            return ToolResult(_short(run.answer, self.longest), usage=spent, dollars=run["dollars"])
+            return ToolResult(_short(run.answer, self.longest), usage=spent, dollars=dollars)
         return ToolResult(
             f"The helper did not finish (status {run.status}). Ask something smaller.",
             True,
             usage=spent,
-            dollars=run["dollars"],
+            dollars=dollars,
         )
 
     def _allowance(self) -> Limits | None:

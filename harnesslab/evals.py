@@ -14,15 +14,19 @@ import hashlib
 import html
 import inspect
 import json
+import math
+import numbers
 import os
 import pickle
 import socket
+import sys
 import tempfile
 import threading
 import time
 from collections import Counter
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping
 
@@ -79,7 +83,8 @@ class Setup:
     i_know: bool = False
 
     def describe(self) -> dict:
-        """Everything that decides what the runs are like, as plain values. No key is among them."""
+        """Everything that decides what the runs are like, as plain values. No key is among them, and nothing
+        that an agent of yours reads from global variables or files."""
         from harnesslab import __version__
 
         return {
@@ -94,35 +99,84 @@ class Setup:
         }
 
 # %% ../nbs/04_evals.ipynb #evals-fingerprint
-def _fingerprint(value: Any) -> Any:
-    """A plain value as it is; a function as its name and a hash of its text, so that a changed agent is
-    another agent."""
+def _fingerprint(value: Any, inside: tuple = ()) -> Any:
+    """A plain value as it is; anything else as its name and a hash of its text and of what it was made with,
+    so that a changed agent is another agent. The same in every process: no address is part of it."""
     if value is None or isinstance(value, str | int | float | bool):
         return value
+    if hasattr(value, "facts"):
+        return _describe_model(value)
+    if any(value is outer for outer in inside) or len(inside) > 20:
+        return "itself"
+    deeper = functools.partial(_fingerprint, inside=(*inside, value))
     if isinstance(value, list | tuple):
-        return [_fingerprint(item) for item in value]
+        return [deeper(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted((deeper(item) for item in value), key=repr)
     if isinstance(value, Mapping):
-        return {str(name): _fingerprint(item) for name, item in value.items()}
+        return {str(name): deeper(item) for name, item in value.items()}
     if isinstance(value, functools.partial):
-        parts = {"function": _fingerprint(value.func), "with": _fingerprint(value.args)}
-        return parts | {name: _fingerprint(item) for name, item in value.keywords.items()}
+        parts = {"function": deeper(value.func), "with": deeper(value.args)}
+        return parts | {name: deeper(item) for name, item in value.keywords.items()}
     named = value if hasattr(value, "__qualname__") else type(value)
-    try:
-        text = inspect.getsource(named)
-    except (OSError, TypeError):
-        text = ""
-    own_name = "" if named is value else f" {getattr(value, 'name', value)}"
-    mark = hashlib.sha256((text + own_name).encode("utf-8", "replace")).hexdigest()[:8]
+    own_name = "" if named is value else f" {_shown(value)}"
+    mark = make_key(_text_of(named), own_name, deeper(_made_with(value)))[:8]
     return f"{named.__module__}.{named.__qualname__}{own_name[:60]} {mark}"
 
 
+def _text_of(named: Any) -> Any:
+    """The text of a function or class; of one that was typed at a prompt, its instructions."""
+    with contextlib.suppress(OSError, TypeError):
+        return inspect.getsource(named)
+    code = getattr(named, "__code__", None)
+    return _instructions(code) if code else ""
+
+
+def _instructions(code: Any) -> list:
+    inner = [_instructions(each) if inspect.iscode(each) else repr(each) for each in code.co_consts]
+    return [code.co_code.hex(), code.co_names, inner]
+
+
+def _made_with(value: Any) -> dict:
+    """What tells a function or an object from others with the same text: what it holds on to from where it
+    was made, its defaults, the object that it belongs to, its attributes."""
+    if inspect.ismethod(value):
+        return {"function": value.__func__, "of": value.__self__}
+    if inspect.isfunction(value):
+        held = zip(value.__code__.co_freevars, map(_content, value.__closure__ or ()))
+        return {**vars(value), "": [dict(held), value.__defaults__, value.__kwdefaults__]}
+    if dataclasses.is_dataclass(value) and not inspect.isclass(value):
+        return {each.name: getattr(value, each.name, None) for each in dataclasses.fields(value)}
+    return {} if inspect.isclass(value) or _is_library(type(value)) else getattr(value, "__dict__", {})
+
+
+def _content(cell: Any) -> Any:
+    """What a variable of a surrounding function holds; None if it has no value yet."""
+    with contextlib.suppress(ValueError):
+        return cell.cell_contents
+
+
+def _is_library(kind: type) -> bool:
+    """A class that comes with Python or a package: its insides are state (locks, connections), not settings."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    package = kind.__module__.partition(".")[0]
+    return package in {*sys.stdlib_module_names, "harnesslab"} or "site-packages" in file
+
+
+def _shown(value: Any) -> str:
+    """The name of an object; of one that comes with a library, what it looks like if that is no address."""
+    name = getattr(value, "name", None)
+    text = name if isinstance(name, str) else repr(value) if _is_library(type(value)) else ""
+    return "" if " at 0x" in text else text
+
+# %% ../nbs/04_evals.ipynb #evals-describe-model
 def _describe_model(model: Any) -> dict:
     """Name, address and request fields of a model; of a function that makes models, its name and settings."""
     if isinstance(model, str):
         return {"called": model, **_describe_model(_shared(model))}
     if _is_maker(model):
-        settled = dataclasses.is_dataclass(model)
-        return {"maker": type(model).__name__, **asdict(model)} if settled else {"maker": _fingerprint(model)}
+        own = isinstance(model, ScriptedSolver)
+        return {"maker": type(model).__name__, **asdict(model)} if own else {"maker": _fingerprint(model)}
     about = {"name": model.facts.name, "scripted": model.facts.scripted}
     return about | {"url": str(getattr(model, "url", "")), "request": dict(getattr(model, "request", {}))}
 
@@ -225,11 +279,24 @@ def _ask_agent(
     needed = {"status", "steps", "tok_in", "tok_out", "tool_errors"}
     if not isinstance(stats, Mapping) or needed - set(stats):
         raise UsageError(f"The agent must return a dictionary with {', '.join(sorted(needed))}.")
-    for name in sorted(needed - {"status"}):
-        if not isinstance(stats[name], int | float) or not 0 <= stats[name] < 1e15:
-            raise UsageError(f"The agent must count {name} as a number from 0 up, not {stats[name]!r:.60}.")
+    counts = {name: _count(name, stats[name]) for name in sorted(needed - {"status"})}
+    if stats.get("dollars") is not None:  # None: the price is not known
+        counts["dollars"] = _count("dollars", stats["dollars"])
     counted = summary(trace) if trace.is_file() and "dollars" not in stats else {}
-    return {**stats, **{name: value for name, value in counted.items() if name not in stats}}
+    return {**stats, **counts, **{name: value for name, value in counted.items() if name not in stats}}
+
+
+def _count(name: str, value: Any) -> int | float:
+    """What an agent has counted, as a plain number, whatever kind of number it is."""
+    plain = math.nan
+    with contextlib.suppress(ValueError, OverflowError):
+        if isinstance(value, numbers.Integral):
+            plain = int(value)
+        elif isinstance(value, numbers.Real | Decimal):
+            plain = float(value)
+    if not 0 <= plain < 1e15:
+        raise UsageError(f"The agent must count {name} as a number from 0 up, not {value!r:.60}.")
+    return plain
 
 
 def _keep(verdict: Verdict, folder: Path) -> None:
@@ -262,13 +329,17 @@ def _scratch(attempt: Attempt) -> Iterator[Path]:
 
 
 def _broken_off(folder: Path) -> dict:
-    """What an earlier attempt was, and what it spent, as far as its trace goes."""
+    """What an earlier attempt was, and what it spent, as far as it said so or its trace goes."""
     said: dict = {}
     with contextlib.suppress(OSError, ValueError):
         said = json.loads((folder / "broken-off.json").read_text())
+    said = said if isinstance(said, dict) else {}
     trace = folder / "trace.jsonl"
     counted = summary(trace) if trace.exists() else {}
-    spent = {name: counted.get(name) for name in ("steps", "tok_in", "tok_out", "dollars")}
+    spent = {}
+    for name in ("steps", "tok_in", "tok_out", "dollars"):  # either may know less than the other
+        known = [each[name] for each in (said, counted) if isinstance(each.get(name), int | float)]
+        spent[name] = max(known, default=None)
     killed = "killed while it was verified" if counted.get("status") else "killed"
     number = int(folder.name.rpartition("-")[2])
     return {
@@ -357,7 +428,7 @@ class _Plan:
                     work = functools.partial(run_one, setup, task, rep)
                     columns, fence = {"task": task.id, "rep": rep}, choose_fence(setup.fence)
                     walls = {"fence": fence.name, "probe": fence.probe}  # also of a run that is never begun
-                    jobs.append(Job(label, f"{task.id}-{rep}", key, columns, work, walls))
+                    jobs.append(Job(label, f"{task.id}-{rep}", key, columns, work, walls, _broken_off))
         if isinstance(self.executor, ProcessPoolExecutor):
             _check_pickle(jobs)
         return jobs
@@ -475,7 +546,7 @@ def load_results(out: str | Path = ".", label: str | None = None) -> dict[str, R
     """The results that a folder holds, by label: of each task and repeat the newest run, should there be
     runs of several versions of the task. UsageError if there are none."""
     folder = Path(out)
-    rows = Store(folder).rows(label) if (folder / "runs").is_dir() else []
+    rows = Store(folder, make=False).rows(label) if (folder / "runs").is_dir() else []
     if not rows:
         raise UsageError(f"{folder} holds no finished runs{f' under {label!r}' if label else ''}.")
     labels: dict[str, dict] = {}

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 # %% ../nbs/appendix/exports.ipynb #exports-imports-ours
-from .importers import rows, table, text_of
-from .traces import Trace, Usage, fold, read_trace
+from .importers import EDIT_FIELDS, duration, moment, own_usage, rows, table, text_of
+from .traces import History, Prices, Trace, Usage, fold, prompts, read_trace
 
 # %% ../nbs/appendix/exports.ipynb #exports-atif
 def to_atif(trace: "Trace | str | Path | list[dict]", trajectory_id: str = "") -> dict:
@@ -25,10 +25,10 @@ def to_atif(trace: "Trace | str | Path | list[dict]", trajectory_id: str = "") -
     """
     trace = read_trace(trace)
     start, folded = trace.start, fold(trace)
-    steps = _AtifSteps({call.n: call.dollars for call in folded.calls}, trace)
+    steps = _AtifSteps(folded.prices, trace)
     for event in trace.events:
         steps.take(event, table(event.get("payload")))
-    used, versions = sum((call.usage for call in folded.calls), Usage()), table(start.get("versions"))
+    used, versions = steps.used, table(start.get("versions"))
     agent = {
         "name": text_of(start.get("agent_name")) or trace.source,
         "version": str(versions.get("harnesslab") or start.get("agent_version") or "unknown"),
@@ -48,7 +48,7 @@ def to_atif(trace: "Trace | str | Path | list[dict]", trajectory_id: str = "") -
                 "total_prompt_tokens": used.input,
                 "total_completion_tokens": used.output,
                 "total_cached_tokens": used.cache_read,
-                **_filled({"total_cost_usd": folded.calls[-1].dollars_so_far if folded.calls else None}),
+                **_filled({"total_cost_usd": steps.cost()}),
                 "total_steps": len(steps.steps),
                 "extra": {"total_cache_creation_input_tokens": used.cache_write},
             },
@@ -61,6 +61,12 @@ def to_atif(trace: "Trace | str | Path | list[dict]", trajectory_id: str = "") -
 def _filled(fields: dict) -> dict:
     """The fields that have a value."""
     return {key: value for key, value in fields.items() if value is not None}
+
+
+def _started(trace: Trace, call: Any) -> list[str]:
+    """The sub-agents' runs that a call started."""
+    runs = trace.children.items()
+    return [key for key, run in runs if table(run.start.get("parent")).get("call", key) == call]
 
 
 def _tool_definition(tool: dict) -> dict:
@@ -83,8 +89,8 @@ def _iso(seconds: Any) -> str | None:
 class _AtifSteps:
     """Grows the steps of an ATIF trajectory, event by event."""
 
-    def __init__(self, dollars: dict[int, float | None], trace: Trace):
-        self.dollars, self.trace, self.steps, self.ended = dollars, trace, [], None
+    def __init__(self, prices: Prices | None, trace: Trace):
+        self.prices, self.trace, self.steps, self.ended, self.used = prices, trace, [], None, Usage()
         self.owners: dict[str, dict] = {}  # the step that made each call
 
     def step(self, source: str, message: str, event: dict, **more: Any) -> dict:
@@ -122,27 +128,16 @@ class _AtifSteps:
             )
         elif kind == "tool_returned":
             self.result(event, payload)
-        elif kind in ("nudged", "history_edited") and payload.get("text"):
-            what = payload.get("kind")
-            source = "user" if kind == "nudged" or what in ("user", "copied") else "system"
-            copied = True if what == "copied" else None
-            self.step(source, text_of(payload["text"]), event, is_copied_context=copied)
+        elif kind in ("nudged", "history_edited"):
+            self.words(event, payload)
         elif kind == "run_ended":
             self.ended = _iso(event.get("time"))
 
     def reply(self, event: dict, payload: dict) -> None:
-        content, usage = rows(payload.get("content")), table(payload.get("usage"))
+        content = rows(payload.get("content"))
         thinking = "\n".join(
             text_of(b.get("thinking")) for b in content if b.get("type") == "thinking"
         ).strip()
-        total = sum(usage.get(name, 0) for name in ("fresh", "cache_read", "cache_write"))
-        metrics = {
-            "prompt_tokens": total,
-            "completion_tokens": usage.get("output", 0),
-            "cached_tokens": usage.get("cache_read", 0),
-            "cost_usd": self.dollars.get(event.get("n")) or payload.get("reported_dollars"),
-            "extra": {"cache_creation_input_tokens": usage.get("cache_write", 0)},
-        }
         extra = {key: payload[key] for key in ("stop_reason", "seconds", "usage_note") if payload.get(key)}
         step = self.step(
             "agent",
@@ -150,10 +145,49 @@ class _AtifSteps:
             event,
             reasoning_content=thinking or None,
             llm_call_count=1,
-            metrics=_filled(metrics) if usage else None,
+            metrics=self.metrics(payload),
             extra=extra or None,
         )
         self.own(step, [b for b in content if b.get("type") == "tool_use"])
+
+    def words(self, event: dict, payload: dict) -> None:
+        """What was said in between; and an edit of the history, which may have been a model call."""
+        edit = {key: payload[key] for key in EDIT_FIELDS if key in payload}
+        edited = any(payload.get(key) for key in ("usage", "messages", "cleared"))
+        what, text, metrics = payload.get("kind"), text_of(payload.get("text")), self.metrics(payload)
+        by_user = event.get("type") == "nudged" or what in ("user", "copied")
+        if text or edited:
+            self.step(
+                "agent" if metrics else "user" if by_user else "system",
+                text or f"(the history was edited: {what})",
+                event,
+                is_copied_context=True if what == "copied" else None,
+                llm_call_count=1 if metrics else None,
+                metrics=metrics,
+                extra={"history_edited": edit} if edited else None,
+            )
+
+    def metrics(self, payload: dict) -> dict | None:
+        """Tokens and dollars of one model call; None where none were recorded."""
+        usage = own_usage(payload.get("usage"))
+        if usage is None:
+            return None
+        used, told = Usage(**usage), payload.get("reported_dollars")
+        told = told if isinstance(told, int | float) else None
+        self.used += used
+        metrics = {
+            "prompt_tokens": used.input,
+            "completion_tokens": used.output,
+            "cached_tokens": used.cache_read,
+            "cost_usd": told if self.prices is None else self.prices.cost(used),
+            "extra": {"cache_creation_input_tokens": used.cache_write},
+        }
+        return _filled(metrics)
+
+    def cost(self) -> float | None:
+        """Dollars of all steps; None where those of one are unknown."""
+        costs = [step["metrics"].get("cost_usd") for step in self.steps if "metrics" in step]
+        return sum(costs) if costs and None not in costs else None
 
     def own(self, step: dict, calls: list[dict]) -> None:
         for call in calls:
@@ -171,11 +205,14 @@ class _AtifSteps:
         extra = {
             key: payload[key] for key in ("is_error", "seconds", "exit_code") if payload.get(key)
         } | _filled({"time": _iso(event.get("time"))})
+        started = _started(self.trace, call)
+        if not started:  # else it stands in the sub-agent's trajectory
+            extra |= _filled({"usage": own_usage(payload.get("usage")), "cost_usd": payload.get("dollars")})
         found = {"content": text_of(payload.get("content")), "extra": extra or None}
         if call in self.owners:
             found["source_call_id"] = str(call)
-        if call in self.trace.children:
-            found["subagent_trajectory_ref"] = [{"trajectory_id": call}]
+        if started:
+            found["subagent_trajectory_ref"] = [{"trajectory_id": key} for key in started]
         step.setdefault("observation", {"results": []})["results"].append(_filled(found))
 
     def done(self) -> list[dict]:
@@ -234,13 +271,13 @@ class _OtlpSpans:
 
     def __init__(self, trace: Trace, parent: str, trace_id: str = ""):
         start = trace.start
-        self.trace, self.spans, self.messages, self.calls = trace, [], [], {}
+        self.trace, self.spans, self.calls = trace, [], {}
         self.run = str(table(trace.events[0] if trace.events else {}).get("run") or "run")
         self.model = str(table(start.get("model")).get("name") or "unknown")
         self.trace_id, self.last = trace_id or _hex(self.run, 32), 0
         name = text_of(start.get("agent_name"))
         self.agent = f"sub-agent {name or self.run}" if parent else name or trace.source
-        times = [e["time"] for e in trace.events if isinstance(e.get("time"), int | float)] or [0.0]
+        times = [time for event in trace.events if (time := moment(event.get("time")))] or [0.0]
         end = table(trace.end)
         error = text_of(end.get("error"))
         self.root = self.span(
@@ -282,40 +319,35 @@ class _OtlpSpans:
         return span_id
 
     def all(self) -> list[dict]:
-        for event in self.trace.events:
-            take = getattr(self, "_" + str(event.get("type")), None)
+        for event, history in prompts(self.trace):
+            take = getattr(self, "_" + event["type"], None)
             if take:
-                take(
-                    table(event.get("payload")),
-                    event.get("time") if isinstance(event.get("time"), int | float) else 0.0,
-                )
+                take(table(event.get("payload")), moment(event.get("time")) or 0.0, history)
         for child in self.trace.children.values():
             self.spans += _OtlpSpans(child, self.root, self.trace_id).all()
         return self.spans
 
-    def _say(self, role: str, *parts: dict) -> None:
-        self.messages.append({"role": role, "parts": list(parts)})
+    def _history_edited(self, payload: dict, time: float, history: History) -> None:
+        """A summary was asked for: one more model call. Its words are not recorded as such."""
+        if payload.get("usage"):
+            asked = {"role": "user", "content": text_of(payload.get("asked"))}
+            sent = [*history.messages, asked] if asked["content"] else history.messages
+            self._chat(payload, time, sent, {"harnesslab.history_edited": text_of(payload.get("kind"))})
 
-    def _run_started(self, payload: dict, time: float) -> None:
-        for message in rows(payload.get("messages")) or [{"role": "user", "content": payload.get("task")}]:
-            self._say(str(message.get("role")), {"type": "text", "content": text_of(message.get("content"))})
-
-    def _nudged(self, payload: dict, time: float) -> None:
-        if payload.get("text"):
-            self._say("user", {"type": "text", "content": text_of(payload["text"])})
-
-    _history_edited = _nudged
-
-    def _model_replied(self, payload: dict, time: float) -> None:
-        start, usage = self.trace.start, table(payload.get("usage"))
+    def _model_replied(self, payload: dict, time: float, history: History) -> None:
         reason = _REASONS.get(str(payload.get("stop_reason")), str(payload.get("stop_reason") or "stop"))
-        parts = [part for block in rows(payload.get("content")) if (part := _part(block))]
-        seconds = payload.get("seconds") if isinstance(payload.get("seconds"), int | float) else 0.0
+        said = {**_message({"role": "assistant", "content": payload.get("content")}), "finish_reason": reason}
+        said = {"gen_ai.response.finish_reasons": [reason], "gen_ai.output.messages": [said]}
+        self._chat(payload, time, history.messages, said)
+
+    def _chat(self, payload: dict, time: float, sent: list[dict], more: dict) -> None:
+        """One model call, with the messages that it was sent."""
+        start, usage = self.trace.start, own_usage(payload.get("usage"))
         system, tools = text_of(start.get("system")), rows(start.get("tools"))
         self.span(
             f"chat {self.model}",
             3,
-            time - seconds,
+            time - duration(payload.get("seconds")),
             time,
             self.root,
             "",
@@ -325,7 +357,6 @@ class _OtlpSpans:
                 "gen_ai.request.model": self.model,
                 "gen_ai.agent.name": self.agent,
                 "gen_ai.conversation.id": self.run,
-                "gen_ai.response.finish_reasons": [reason],
                 "gen_ai.system_instructions": [{"type": "text", "content": system}] if system else None,
                 "gen_ai.tool.definitions": [
                     _filled(
@@ -339,17 +370,16 @@ class _OtlpSpans:
                     for t in tools
                 ]
                 or None,
-                "gen_ai.input.messages": self.messages,
-                "gen_ai.output.messages": [{"role": "assistant", "parts": parts, "finish_reason": reason}],
-                **(_otlp_usage(usage) if usage else {}),
+                "gen_ai.input.messages": list(map(_message, sent)),
+                **more,
+                **(_otlp_usage(Usage(**usage)) if usage else {}),
             },
         )
-        self._say("assistant", *parts)
 
-    def _tool_called(self, payload: dict, time: float) -> None:
+    def _tool_called(self, payload: dict, time: float, history: History) -> None:
         self.calls[payload.get("id")] = (payload.get("arguments"), time)
 
-    def _tool_returned(self, payload: dict, time: float) -> None:
+    def _tool_returned(self, payload: dict, time: float, history: History) -> None:
         arguments, began = self.calls.pop(payload.get("id"), (None, time))
         text, failed = text_of(payload.get("content")), bool(payload.get("is_error"))
         call, name = str(payload.get("id")), str(payload.get("name") or "unknown")
@@ -369,11 +399,21 @@ class _OtlpSpans:
                 "gen_ai.tool.call.arguments": arguments if isinstance(arguments, dict) else None,
                 "gen_ai.tool.call.result": text,
                 "error.type": "tool_error" if failed else None,
+                # where a sub-agent spent them, its own spans say so
+                "harnesslab.usage": None if _started(self.trace, call) else own_usage(payload.get("usage")),
             },
         )
-        self._say("tool", {"type": "tool_call_response", "id": call, "response": text})
 
 # %% ../nbs/appendix/exports.ipynb #exports-otlp-spans-part
+def _message(message: dict) -> dict:
+    """One message of the history as a message of the conventions."""
+    content = message.get("content")
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else rows(content)
+    parts = [part for part in map(_part, blocks) if part]
+    results = parts and all(part["type"] == "tool_call_response" for part in parts)
+    return {"role": "tool" if results else str(message.get("role")), "parts": parts}
+
+
 def _part(block: dict) -> dict | None:
     """One block of a reply as a message part of the conventions."""
     if block.get("type") == "text":
@@ -387,14 +427,16 @@ def _part(block: dict) -> dict | None:
             "name": str(block.get("name")),
             "arguments": table(block.get("input")),
         }
+    if block.get("type") == "tool_result":
+        text = text_of(block.get("content"))
+        return {"type": "tool_call_response", "id": str(block.get("tool_use_id")), "response": text}
     return None
 
 
-def _otlp_usage(usage: dict) -> dict:
-    read, write = usage.get("cache_read", 0), usage.get("cache_write", 0)
+def _otlp_usage(usage: Usage) -> dict:
     return {
-        "gen_ai.usage.input_tokens": usage.get("fresh", 0) + read + write,
-        "gen_ai.usage.output_tokens": usage.get("output", 0),
-        "gen_ai.usage.cache_read.input_tokens": read,
-        "gen_ai.usage.cache_creation.input_tokens": write,
+        "gen_ai.usage.input_tokens": usage.input,
+        "gen_ai.usage.output_tokens": usage.output,
+        "gen_ai.usage.cache_read.input_tokens": usage.cache_read,
+        "gen_ai.usage.cache_creation.input_tokens": usage.cache_write,
     }

@@ -9,6 +9,7 @@ __all__ = ['find_definition', 'Todo', 'TodoList', 'ForeignTool', 'McpServer']
 import ast
 import asyncio
 import contextlib
+import itertools
 import os
 import re
 import threading
@@ -24,6 +25,9 @@ from . import tools as files
 from .tools import Tool, ToolError, UsageError, cancelled, time_left
 
 # %% ../nbs/appendix/extra_tools.ipynb #extra_tools-definition-code
+_MOST_ENTRIES = 20_000
+
+
 def find_definition(
     root: Path, name: Annotated[str, "Function, class, method (Class.method) or module-level name"]
 ) -> str:
@@ -33,30 +37,32 @@ def find_definition(
         raise ToolError(
             f"{files._show(name)} is not a Python name. Pass a name as it stands after def or class."
         )
-    found, unread, deadline = [], 0, time.monotonic() + min(10.0, time_left())
-    for path, kind in files._walk(root, [], limit=20_000):
+    found, notes, unread, seen, deadline = [], [], 0, 0, time.monotonic() + min(10.0, time_left())
+    for seen, (path, kind) in enumerate(files._walk(root, [], limit=_MOST_ENTRIES), start=1):
         if kind != "file" or not path.endswith(".py"):
             continue
         if len(found) >= 20 or time.monotonic() > deadline or cancelled():
-            found.append("[There may be more. Search was stopped here; use search with a narrower path.]")
+            notes.append("[There may be more. Search was stopped here; use search with a narrower path.]")
             break
         source = _source(root, path)
         if source is None:
             unread += 1
         elif name.split(".")[-1] in source:
             found += [f"{files._show(path)}:{text}" for text in _definitions(source, name)]
-    unread_note = [f"[{unread} Python files could not be parsed.]"] if unread else []
+    if seen >= _MOST_ENTRIES - 1:  # the walk leaves .git out
+        notes.append(f"[Only the first {_MOST_ENTRIES:,} files and folders were looked at.]")
+    notes += [f"[{unread} Python files could not be parsed.]"] if unread else []
     if not found:
         raise ToolError(
             " ".join(
                 [
                     f"No Python definition of {name} was found. Use search for other languages, or "
                     "for a part of the name.",
-                    *unread_note,
+                    *notes,
                 ]
             )
         )
-    return "\n".join(found[:21] + unread_note)
+    return "\n".join(found[:20] + notes)
 
 
 def _source(root: Path, path: str) -> str | None:
@@ -75,7 +81,7 @@ _BLOCKS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 def _definitions(source: str, name: str) -> Iterator[str]:
     """'first-last signature, docstring' of each definition of `name`; a dotted name may leave out outer
     parts."""
-    lines = source.splitlines()
+    lines = re.split("\r\n?|\n", source)  # what the parser counts as a line; splitlines would split at more
     waiting = deque([("", ast.parse(source.removeprefix("\ufeff")))])
     while waiting:
         above, node = waiting.popleft()
@@ -88,30 +94,31 @@ def _definitions(source: str, name: str) -> Iterator[str]:
 
 
 def _defined_names(node: ast.AST) -> list[str]:
-    """The names that one statement defines: a function, a class, a variable."""
+    """The names that one statement defines: a function, a class, variables."""
     if isinstance(node, _BLOCKS):
         return [node.name]
-    targets = (
-        node.targets
-        if isinstance(node, ast.Assign)
-        else [node.target]
-        if isinstance(node, ast.AnnAssign)
-        else []
-    )
-    return [target.id for target in targets if isinstance(target, ast.Name)]
+    targets = []
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, ast.AnnAssign | ast.For | ast.AsyncFor | ast.NamedExpr):
+        targets = [node.target]
+    elif isinstance(node, ast.With | ast.AsyncWith):
+        targets = [item.optional_vars for item in node.items if item.optional_vars]
+    inner = (each for target in targets for each in ast.walk(target))
+    return [each.id for each in inner if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)]
 
 
 def _signature(node: ast.AST, lines: list[str]) -> str:
     """The lines of the head joined into one, and the first line of the docstring."""
     if not isinstance(node, _BLOCKS):
-        return lines[node.lineno - 1].strip()[:200]
-    head = ast.unparse(
-        ast.copy_location(
-            type(node)(**{**dict(ast.iter_fields(node)), "body": [], "decorator_list": []}), node
-        )
-    )
+        return files._cut(lines[node.lineno - 1].strip(), 200)
+    bare = type(node)(**{**dict(ast.iter_fields(node)), "body": [], "decorator_list": []})
+    try:
+        head = ast.unparse(ast.copy_location(bare, node))
+    except RecursionError:  # a default value that is nested deeper than Python can write
+        head = lines[node.lineno - 1].strip()
     doc = (ast.get_docstring(node) or "").split("\n")[0]
-    return f"{head[:300]}  {doc[:200]}".strip()
+    return f"{files._cut(head, 300)}  {files._cut(doc, 200)}".strip()
 
 # %% ../nbs/appendix/extra_tools.ipynb #extra_tools-todos-code
 class Todo(BaseModel):
@@ -147,7 +154,7 @@ class TodoList:
     def reminder(self) -> str:
         """The list as one line an item, or an empty text when there is nothing on it."""
         marks = {"open": "[ ]", "doing": "[>]", "done": "[x]"}
-        lines = [f"{marks[item.status]} {' '.join(item.text.split())[:200]}" for item in self.items]
+        lines = [f"{marks[item.status]} {files._cut(' '.join(item.text.split()), 200)}" for item in self.items]
         return "\n".join(["[your list of things to do]", *lines]) if lines else ""
 
 # %% ../nbs/appendix/extra_tools.ipynb #extra_tools-mcp-tool
@@ -184,14 +191,14 @@ class ForeignTool(Tool):
 # %% ../nbs/appendix/extra_tools.ipynb #extra_tools-mcp-code
 class McpServer:
     """The tools of one MCP server that talks over its standard input and output. Use it in a `with`;
-    `tools` is
-    the list for `run_agent`.
+    `tools` is the list for `run_agent`.
 
     `command`: program and arguments. `environment`: variables that the program gets beside the few that any
-    program needs.
-    `read_only`: names of tools that may run without asking. Raises UsageError when the package is missing,
-    or when
-    the program does not answer within `patience` seconds.
+    program needs. `read_only`: names of tools, as the server has them, that may run without asking. `limit`:
+    seconds that one call may take. A tool whose name is taken, by another one or by a tool of the lesson, gets
+    a number behind it.
+    Raises UsageError when the package is missing, or when the program does not answer within `patience`
+    seconds.
     """
 
     def __init__(
@@ -201,24 +208,25 @@ class McpServer:
         environment: dict[str, str] | None = None,
         read_only: Iterable[str] = (),
         patience: float = 20.0,
+        limit: float = 120.0,
     ):
         self.tools: list[Tool] = []
-        self._command, self._environment, self._read_only, self._patience = (
-            command,
-            environment,
-            set(read_only),
-            patience,
-        )
-        self._loop = asyncio.new_event_loop()
-        self._stop, self._started = asyncio.Event(), Future()
+        self._command, self._environment, self._read_only = command, environment, set(read_only)
+        self._patience, self._limit = patience, limit
+        self._loop, self._started, self._talking = asyncio.new_event_loop(), Future(), None
         self._thread = threading.Thread(target=self._serve, daemon=True, name="harnesslab-mcp")
 
     def __enter__(self) -> "McpServer":
+        self._talking = self._loop.create_task(self._talk())
         self._thread.start()
         try:
-            self.tools = [self._wrap(offer) for offer in self._started.result(timeout=self._patience)]
-        except Exception as error:
+            offers = self._started.result(timeout=self._patience)
+            names = _free_names([offer.name for offer in offers])
+            self.tools = [self._wrap(name, offer) for name, offer in zip(names, offers)]
+        except BaseException as error:
             self.__exit__()
+            if not isinstance(error, Exception):  # Ctrl-C
+                raise
             if isinstance(error, ModuleNotFoundError):
                 raise UsageError(
                     "MCP servers need the mcp package: pip install 'harnesslab-kit[mcp]'."
@@ -235,13 +243,13 @@ class McpServer:
 
     def __exit__(self, *exc_info: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended by itself
-            self._loop.call_soon_threadsafe(self._stop.set)
+            self._loop.call_soon_threadsafe(self._talking.cancel)
         self._thread.join(timeout=10)
 
     def _serve(self) -> None:
-        """The client's thread: talk to the server until `_stop` is set."""
+        """The client's thread: talk to the server until that is cancelled."""
         try:
-            self._loop.run_until_complete(self._talk())
+            self._loop.run_until_complete(self._talking)
         except BaseException as error:
             if not self._started.done():
                 self._started.set_exception(error)
@@ -261,11 +269,21 @@ class McpServer:
                 ClientSession(incoming, outgoing) as self._session,
             ):
                 await self._session.initialize()
-                self._started.set_result((await self._session.list_tools()).tools)
-                await self._stop.wait()
+                self._started.set_result(await self._offers())
+                await asyncio.Event().wait()  # for ever, that is until it is cancelled
 
-    def _wrap(self, offer: Any) -> Tool:
-        name = re.sub(r"[^A-Za-z0-9_-]", "_", offer.name)[:64]
+    async def _offers(self) -> list:
+        """All that the server offers; it may do so page by page."""
+        from mcp.types import PaginatedRequestParams
+
+        page = await self._session.list_tools()
+        offers = list(page.tools)
+        while page.next_cursor and len(offers) < 1_000:
+            page = await self._session.list_tools(params=PaginatedRequestParams(cursor=page.next_cursor))
+            offers += page.tools
+        return offers
+
+    def _wrap(self, name: str, offer: Any) -> Tool:
         return ForeignTool(
             name,
             offer.description or offer.title or offer.name,
@@ -275,14 +293,17 @@ class McpServer:
         )
 
     def _call(self, name: str, arguments: dict) -> str:
-        """One call, for at most as long as the run has time. ToolError when the server says that it failed,
-        or is gone."""
+        """One call, for at most `limit` seconds and as long as the run has time. ToolError when the server says
+        that it failed, or is gone."""
+        end = time.monotonic() + self._limit
+        asking = self._session.call_tool(name, arguments)
         try:
-            waiting = asyncio.run_coroutine_threadsafe(self._session.call_tool(name, arguments), self._loop)
+            waiting = asyncio.run_coroutine_threadsafe(asking, self._loop)
         except RuntimeError:
+            asking.close()
             raise ToolError(f"The server of {name} has ended. Work without it.") from None
-        while not waiting.done() and time_left() > 0 and not cancelled():
-            wait([waiting], timeout=min(0.1, time_left()))
+        while not waiting.done() and time.monotonic() < end and time_left() > 0 and not cancelled():
+            wait([waiting], timeout=min(0.1, time_left(), max(0.0, end - time.monotonic())))
         if not waiting.done():
             waiting.cancel()
             raise ToolError(f"{name} did not answer in time.")
@@ -290,10 +311,32 @@ class McpServer:
             result = waiting.result()
         except Exception as error:
             raise ToolError(f"{name} failed: {_first_cause(error)}") from None
-        text = "\n".join(getattr(part, "text", f"[{part.type}, not shown]") for part in result.content)
+        text = "\n".join(map(_shown, result.content)) or files.as_text(result.structured_content)
         if result.is_error:
             raise ToolError(text or f"{name} failed and did not say why.")
         return text
+
+
+_OUR_NAMES = {*files.READ_ONLY, "edit_file", "run_command", "find_definition", "update_todos"}
+
+
+def _free_names(offered: list[str]) -> list[str]:
+    """A name for each tool that is offered: allowed characters only, and no name twice or one of ours (what is
+    called `search` would run without asking)."""
+    names = []
+    for offer in offered:
+        plain = re.sub(r"[^A-Za-z0-9_-]", "_", offer)[:64] or "tool"
+        numbered = (f"{plain[:58]}_{number}" for number in itertools.count(2))
+        taken = _OUR_NAMES.union(names)
+        names.append(next(name for name in itertools.chain([plain], numbered) if name not in taken))
+    return names
+
+
+def _shown(part: Any) -> str:
+    """One part of a result as text; of what is no text only that it is there."""
+    inside = getattr(part, "resource", part)
+    address = getattr(inside, "uri", "")
+    return getattr(inside, "text", f"[{part.type}{address and ' '}{address}, not shown]")
 
 
 def _first_cause(error: BaseException) -> str:

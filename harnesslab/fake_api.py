@@ -10,7 +10,6 @@ import hashlib, json, threading, time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import takewhile
 from math import ceil
-from operator import eq
 from typing import Any
 
 # %% ../nbs/appendix/fake_api.ipynb #fake-api-imports-ours
@@ -469,7 +468,7 @@ class FakeApi(LocalApi):
         self.keys = None if keys is None else {keys} if isinstance(keys, str) else set(keys)
         self._recent: dict[
             str, tuple
-        ] = {}  # how a conversation starts -> its messages and prompt, when they last passed
+        ] = {}  # how a conversation starts -> its messages (as JSON) and prompt, when they last passed
         self._cache, self._cache_lock = _Cache(clock), threading.Lock()
 
     def asks_model(self, method: str, path: str) -> bool:
@@ -558,13 +557,14 @@ class FakeApi(LocalApi):
         "How many messages of this conversation passed before, and the prompt that they were part of."
         messages = body["messages"] if isinstance(body.get("messages"), list) else []
         old, earlier = self._recent.get(_start(version, body, messages), ([], None))
-        return sum(1 for _ in takewhile(bool, map(eq, old, messages[:-1]))), earlier
+        same = (text == _as_json(message) for text, message in zip(old, messages[:-1]))  # true is not 1 there
+        return sum(1 for _ in takewhile(bool, same)), earlier
 
     def _remember(self, version: str | None, body: dict, prompt: _Prompt) -> None:
-        start = _start(version, body, body["messages"])
+        start, texts = _start(version, body, body["messages"]), [*map(_as_json, body["messages"])]
         with self._cache_lock:
             self._recent.pop(start, None)
-            self._recent[start] = ([*body["messages"]], prompt)
+            self._recent[start] = (texts, prompt)
             if len(self._recent) > 16:
                 del self._recent[next(iter(self._recent))]
 

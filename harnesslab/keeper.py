@@ -183,6 +183,8 @@ def _give_up_powers(limits: list, even_root: bool) -> None:
                 file.write("500")  # if memory runs out, the command goes, not the harness
         except OSError:
             pass
+        dumpable = 4
+        libc.prctl(dumpable, 0, 0, 0, 0)  # or a command could write answers into our pipe, by /proc/$PPID/fd
 
 # %% ../nbs/appendix/keeper.ipynb #keeper-spawn
 def _spawn(request: dict) -> int:
@@ -355,6 +357,9 @@ def _run_cleanup(request: dict) -> None:
 def _serve() -> None:
     """Keeper: one request after another. The answer is one line: `done CODE KILLED LEFT`, or `error WHY` if
     nothing was started."""
+    import signal
+
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever started us may ignore it; then no exit code is kept
     while True:
         request, seen = _read_request(), {}
         try:
@@ -462,8 +467,8 @@ def _threads_on_machine() -> int:
 
 
 def cpu_limit(timeout: float) -> int:
-    """Seconds of CPU time that one process of a command may use: 30, or for a command that is given more time, 60,
-    120, 240 and so on, until they are not less than its time. (In steps, so that few keepers serve many.)"""
+    """Seconds of CPU time that one process of a command may use: 30, or for a command that is given more time,
+    60, 120, 240 and so on, until they are not less than its time. In steps, so that few keepers serve many."""
     seconds = 30
     while seconds < timeout:
         seconds *= 2
@@ -700,6 +705,9 @@ def _free(folder: str | Path) -> float:
         return float("nan")  # which is never less than anything
 
 
+_ANSWER = re.compile(r"done (None|-?\d{1,9}) \d{1,9} [01]\n|error [^\n]*\n")
+
+
 class _Reader:
     """Follows one command: reads its output, and tells the keeper to stop it when there is a reason to."""
 
@@ -739,7 +747,7 @@ class _Reader:
             return None
 
     def follow(self) -> list[str]:
-        """Read until the keeper answers. Its answer in words; no words if it died."""
+        """Read until the keeper answers. Its answer in words; other words, or none, if it died."""
         poller, answer = select.poll(), b""
         poller.register(self.keeper.output, select.POLLIN)
         poller.register(self.keeper.status, select.POLLIN)
@@ -757,7 +765,8 @@ class _Reader:
                 if answer.endswith(b"\n") or part == b"":
                     while chunk := self.read(self.keeper.output):
                         self.output.add(chunk)
-                    return answer.decode("utf-8", "replace").split()
+                    text = answer.decode("utf-8", "replace")
+                    return text.split() if _ANSWER.fullmatch(text) else ["said:", *text.split()]
         return []
 
 # %% ../nbs/appendix/keeper.ipynb #keeper-run

@@ -6,12 +6,13 @@
 __all__ = ['STATUSES', 'INTERRUPTED', 'CHARACTERS_PER_TOKEN', 'NUDGE', 'CALL_AS_TEXT', 'TIME_IS_UP', 'DENIED', 'GRACE',
            'TRACE_VERSION', 'UsageError', 'Usage', 'Prices', 'ModelFacts', 'time_left', 'cancelled', 'run_clock',
            'pause', 'Retry', 'ModelError', 'retry_after', 'post', 'call_model', 'encode_json', 'mend', 'Reply', 'Call',
-           'result_block', 'History', 'messages_body', 'Limits', 'Totals', 'Watch', 'looks_like_call', 'ToolResult',
-           'run_calls', 'EventLog', 'Recorder', 'run_loop', 'Run', 'check_limits']
+           'result_block', 'History', 'messages_body', 'Limits', 'from_record', 'Totals', 'Watch', 'looks_like_call',
+           'ToolResult', 'run_calls', 'EventLog', 'Recorder', 'run_loop', 'Run', 'check_limits']
 
 # %% ../nbs/00_loop.ipynb #loop-imports
 import contextlib
 import contextvars
+import copy
 import json
 import math
 import os
@@ -20,10 +21,11 @@ import random
 import re
 import threading
 import time
+import types
 import uuid
 from collections import Counter, deque
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Callable, Iterator
@@ -339,7 +341,8 @@ def _judge(response: httpx.Response) -> tuple[ModelError | None, float | None, b
 def _error_details(response: httpx.Response) -> dict:
     """The message and the stable error code of an error body, whatever shape it has."""
     try:
-        error = response.json()["error"]
+        body = response.json()
+        error = body if "error" not in body and isinstance(body["message"], str) else body["error"]
         if isinstance(error, str):
             return {"message": error[:500], "code": ""}
         code = (
@@ -496,8 +499,11 @@ class History:
                 self.append(message)
 
     def append(self, message: dict) -> None:
-        """Add one message. It is encoded here, once, and never again."""
+        """Add one message. It is encoded here, once, and never again. Calls that were left open in a history
+        from elsewhere are answered first, and results that answer no open call are left out."""
         self._catch_up()
+        if isinstance(message, dict) and (message := self._answering(message)) is None:
+            return
         message, encoded = _clean(message)
         encoded = (b"," if self.messages else b"") + encoded
         if message.get("role") == "assistant" and isinstance(message.get("content"), list):
@@ -531,7 +537,7 @@ class History:
         """Add words of the person, or of the harness. Calls that are still open are answered first."""
         if not text.strip():
             raise UsageError("A message needs words: an empty one would be refused.")
-        self.add_results([result_block(call_id, INTERRUPTED, True) for call_id in self.open_calls()])
+        self.add_results(list(map(_never_finished, self.open_calls())))
         self.append({"role": "user", "content": text})
 
     def add_reply(self, reply: Reply) -> list[Call]:
@@ -552,11 +558,33 @@ class History:
 
     def open_calls(self) -> list[str]:
         """Ids of calls in the last turn that have no result yet."""
-        last = self.messages[-1] if self.messages else {}
-        content = last.get("content")
-        if last.get("role") != "assistant" or not isinstance(content, list):
-            return []
-        return [block["id"] for block in content if block.get("type") == "tool_use"]
+        answered: set[str] = set()
+        for message in reversed(self.messages):
+            if message.get("role") == "assistant":
+                return [b["id"] for b in _blocks(message, "tool_use") if b.get("id") not in answered]
+            answered |= {block.get("tool_use_id") for block in _blocks(message, "tool_result")}
+        return []
+
+    def _answering(self, message: dict) -> dict | None:
+        """The message, or a copy in which all calls that it leaves open have a result, and no result is without
+        its call; None if nothing is left of it. Results alone may be followed by the others."""
+        results = _blocks(message, "tool_result")
+        if not (still_open := self.open_calls()) and not results:
+            return message
+        if message.get("role") == "assistant":
+            self.append({"role": "user", "content": [_never_finished(call_id) for call_id in still_open]})
+            return message
+        content = message.get("content")
+        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or [])
+        others = [b for b in blocks if not (isinstance(b, dict) and b.get("type") == "tool_result")]
+        answers = []
+        for block in results:
+            if (call_id := block.get("tool_use_id")) in still_open:
+                still_open.remove(call_id)
+                answers.append(block)
+        unknown = [_never_finished(call_id) for call_id in still_open] if others else []
+        kept = [*unknown, *answers, *others]
+        return message if kept == blocks else ({**message, "content": kept} if kept else None)
 
     def _legal(self, block: dict, problems: dict[str, str]) -> dict:
         """The same block if it may be sent back as it is; a call with a strange id, name or input as a
@@ -582,6 +610,20 @@ class History:
         if (legal, legal_name) == (given, name) and legal not in problems:
             return block
         return {**block, "id": legal, "name": legal_name, "input": arguments}
+
+# %% ../nbs/00_loop.ipynb #loop-history-blocks
+def _blocks(message: dict, kind: str) -> list[dict]:
+    """The blocks of one type in a message."""
+    content = message.get("content")
+    return [
+        block
+        for block in (content if isinstance(content, list) else [])
+        if isinstance(block, dict) and block.get("type") == kind
+    ]
+
+
+def _never_finished(call_id: str) -> dict:
+    return result_block(call_id, INTERRUPTED, True)
 
 # %% ../nbs/00_loop.ipynb #loop-may-be-sent-back
 def _may_be_sent_back(block: Any) -> bool:
@@ -670,6 +712,11 @@ class Limits:
             raise UsageError("repeat_nudge, repeat_stop and repeat_window must not decrease in this order.")
 
 # %% ../nbs/00_loop.ipynb #loop-totals-code
+def from_record(kind: type, values: dict) -> Any:
+    """A dataclass from what a trace says of it. Fields that this version does not know are passed over."""
+    return kind(**{name: values[name] for name in kind.__dataclass_fields__ if name in values})
+
+
 @dataclass
 class Totals:
     """Every number of a run, folded from its events one by one. This is the only code that counts."""
@@ -710,18 +757,19 @@ class Totals:
         facts = payload.get("model") or {}
         self.run, self._began = event.get("run", ""), event.get("time", 0.0)
         self.model, self.scripted = facts.get("name", ""), bool(facts.get("scripted"))
-        self._prices = Prices(**facts["prices"]) if facts.get("prices") else None
+        self._prices = from_record(Prices, facts["prices"]) if facts.get("prices") else None
         self.dollars = None if self._prices is None else 0.0
 
     def _spend(self, payload: dict) -> None:
         """Tokens may be spent in three places: a model call, a summary of the history, a tool that asks a
-        model itself. The last knows its own dollars; many calls may be in its sum."""
-        usage, known = Usage(**(payload.get("usage") or {})), payload.get("dollars")
+        model itself. The last knows its own dollars; many calls may be in its sum. If it does not know them
+        (null), nobody knows the sum any more."""
+        usage = from_record(Usage, payload.get("usage") or {})
         self.usage = self.usage + usage
         if self._prices is not None:
-            self.dollars = (self.dollars or 0.0) + (
-                self._prices.cost(usage) if known is None else float(known)
-            )
+            dollars = payload.get("dollars", self._prices.cost(usage))
+            self._prices = None if dollars is None else self._prices
+            self.dollars = None if dollars is None else (self.dollars or 0.0) + float(dollars)
 
     def _add_model_replied(self, payload: dict, event: dict) -> None:
         self.steps += 1
@@ -791,7 +839,9 @@ class Watch:
 
     def __init__(self, limits: Limits, facts: ModelFacts, totals: Totals, tool_names: set[str] = frozenset()):
         self.limits, self.facts, self.totals, self.tool_names = limits, facts, totals, tool_names
-        self.max_tokens = min(limits.max_tokens, facts.max_output, max(1, facts.window // 4))
+        self.max_tokens = self._usual_room = min(
+            limits.max_tokens, facts.max_output, max(1, facts.window // 4)
+        )
         self.stop = ""  # a decision made while calls were running
         self.grace_ends: float | None = None  # monotonic time at which nobody waits for tools any more
         self.nudged: set[str] = set()  # ids of calls whose result carries the nudge
@@ -800,12 +850,15 @@ class Watch:
         self._recent: deque[str] = deque()
         self._counts: Counter[str] = Counter()
         self._edits: set[str] = set()
+        self.shorter: Callable[[History], float] | None = None  # how long a prompt the model itself expects
         self._known = (0, 0)  # (tokens of the last prompt, bytes of history that it covered)
         self._uncounted = 0  # estimated tokens of the prompts that the server did not count
 
     def before_call(self, history: History) -> str | None:
         """The status to stop with, or None: go on."""
         limits, prices = self.limits, self.facts.prices
+        if limits.max_dollars is not None and self.totals.dollars is None and self.totals.steps:
+            return "budget"  # something was spent whose price nobody knows
         tokens, dollars = self.totals.usage.input + self._uncounted, self.totals.dollars or 0.0
         if self._uncounted and prices is not None:
             dollars += prices.cost(Usage(fresh=self._uncounted))
@@ -827,7 +880,9 @@ class Watch:
 
     def next_prompt(self, history: History) -> int:
         """Estimated tokens of the next prompt: what the API last counted, plus an estimate for what came
-        since."""
+        since. A model that shortens what it sends may know better (`next_prompt`)."""
+        if self.shorter is not None:
+            return math.ceil(self.shorter(history))
         tokens, size = self._known
         fixed = 0 if tokens else len(history.system) + len(encode_json(history.tools))
         return tokens + math.ceil((history.size - size + fixed) / CHARACTERS_PER_TOKEN)
@@ -840,11 +895,13 @@ class Watch:
         else:
             self._uncounted += self.next_prompt(history)
         if reply.stop_reason == "max_tokens":
-            bigger = min(self.max_tokens * 4, self.facts.max_output)
+            free = self.facts.window - self.next_prompt(history)
+            bigger = min(self.max_tokens * 4, self.facts.max_output, free)
             if self._raised or bigger <= self.max_tokens:
                 return "truncated", False
             self._raised, self.max_tokens = True, bigger
             return None, False
+        self._raised, self.max_tokens = False, self._usual_room
         if reply.stop_reason in ("refusal", "model_context_window_exceeded"):
             return "refusal" if reply.stop_reason == "refusal" else "context_full", False
         if reply.calls or reply.stop_reason == "pause_turn":
@@ -879,48 +936,81 @@ def _identity(call: Call) -> str:
     return f"{call.name} {json.dumps(call.arguments, sort_keys=True)}"
 
 # %% ../nbs/00_loop.ipynb #loop-call-as-text-code
-_MARK = re.compile(r"<tool_call>|<function_call>|\[TOOL_CALLS\]|<\|python_tag\|>")
-_NAMED_MARK = re.compile(r"(?:<function=|<invoke name=\"?)([\w-]+)")
+_MARK = re.compile(
+    r"<tool_call>|<function_call>|<tools>|\[TOOL_CALLS\]|<\|python_tag\|>"
+    r"|<\|tool_call(?:_start)?\|>|functools(?=\[)"
+)
+_NAMED_MARK = re.compile(
+    r"<function=([\w-]+)|<function>\s*([\w-]+)\s*</function>|<invoke name=[\"']?([\w-]+)"
+    r"|<tool_call>\s*([\w-]+)\s*(?:<|$)|\[TOOL_CALLS\]\s*([\w-]+)\s*[\[{]"
+    r"|<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?([\w-]+)|to=functions\.([\w-]+)"
+    r"|^Action:[ \t]*([\w-]+)[ \t]*\n+Action Input:|^<([\w-]+)>\s*(?:<[\w-]+>|\{)",
+    re.MULTILINE,
+)
 
 
 def looks_like_call(text: str, tool_names: set[str] = frozenset()) -> bool:
-    """True when a final text is a tool call written out instead of made: the whole text, a fenced block,
-    the last paragraph, or what follows one of the marks that models are trained on. An answer that merely
-    talks about calls is none."""
-    text = text.strip()[-20_000:]
-    if any(name in tool_names for name in _NAMED_MARK.findall(text)):
-        return True
-    if any(
-        _starts_with_call(text[m.end() :].lstrip(), tool_names, marked=True) for m in _MARK.finditer(text)
-    ):
-        return True
+    """True when a final text is a tool call written out instead of made: the whole text, a fenced block, the
+    last paragraph, the last lines of JSON, or what follows one of the marks that models are trained on. An
+    answer that merely talks about calls is none."""
+    text, known = text.strip()[-20_000:], {name.casefold() for name in tool_names}
+    said = re.sub(r"(?<!`)`[^`\n]+`(?!`)", "", text)
+    for mark in _NAMED_MARK.finditer(said):
+        if next(filter(None, mark.groups())).casefold() in known:
+            return True
+    for mark in _MARK.finditer(said):
+        behind = said[mark.end() :].lstrip()
+        if _is_json_call(behind, known, sure=mark.start() == 0, marked=True):
+            return True
+        if _is_code_call(behind.partition("<")[0].strip(), known, sure=True):
+            return True
     fenced = [block.partition("\n")[2].strip() for block in text.split("```")[1::2]]
-    parts = [text, text.rpartition("\n\n")[2].strip(), *fenced]
-    return any(_starts_with_call(part, tool_names) or _written_like_code(part, tool_names) for part in parts)
-
-
-def _written_like_code(text: str, tool_names: set[str]) -> bool:
-    """read_file(path="a.py"), and nothing else."""
-    return text.endswith(")") and "(" in text and text.partition("(")[0] in tool_names
+    alone = len(fenced) == 1 and text.startswith("```") and text.endswith("```")
+    whole = fenced[0] if alone else text.strip("`; \n")
+    if _is_json_call(whole, known, sure=True) or _is_code_call(whole, known, sure=True):
+        return True
+    last = re.search(r"\n[{\[][^\n]*\Z", text)
+    parts = [text.rpartition("\n\n")[2].strip(), *fenced, *([last[0].strip()] if last else [])]
+    return any(_is_json_call(part, known) or _is_code_call(part, known) for part in parts)
 
 # %% ../nbs/00_loop.ipynb #loop-starts-with-call
-def _starts_with_call(text: str, tool_names: set[str], marked: bool = False) -> bool:
-    """Whether the text is the JSON of a call. After a mark, a name suffices, and words may follow."""
+_LOOSE = re.compile(r"[\"'](?:name|tool|tool_name|function|action)[\"']\s*:\s*[\"']([\w.-]+)[\"']")
+
+
+def _is_json_call(text: str, known: set[str], sure: bool = False, marked: bool = False) -> bool:
+    """Whether the text begins with the JSON of a call, of a known tool or, if `sure`, of any. After a mark a
+    name suffices."""
     if text[:1] not in ("{", "["):
         return False
     try:
-        value, end = json.JSONDecoder().raw_decode(text)
-    except (ValueError, RecursionError):
-        return False
+        value, end = json.JSONDecoder(strict=False).raw_decode(text)
+    except (ValueError, RecursionError):  # a comma too many, single quotes, an end that is missing
+        found = _LOOSE.search(text[:1_000])
+        return bool(found) and _last_name(found[1]) in known
     value = value[0] if isinstance(value, list) and value else value
-    if not isinstance(value, dict) or (text[end:].strip() and not marked):
+    if not isinstance(value, dict):
         return False
-    inner = value.get("function") if isinstance(value.get("function"), dict) else value
-    names = [
-        inner[key] for key in ("name", "tool", "tool_name", "function") if isinstance(inner.get(key), str)
-    ]
-    arguments = [inner[key] for key in ("arguments", "parameters", "input", "args") if key in inner]
-    return bool(names) and (marked or names[0] in tool_names or any(map(_is_object, arguments)))
+    for wrapper in ("tool_calls", "tool_uses"):
+        inner = value.get(wrapper)
+        value = inner[0] if isinstance(inner, list) and inner and isinstance(inner[0], dict) else value
+    inner = (value.get("function_call"), value.get("function"))
+    value = next((each for each in inner if isinstance(each, dict)), value)
+    keys = ("name", "tool", "tool_name", "function_name", "recipient_name", "function", "action")
+    name = next((value[key] for key in keys if isinstance(value.get(key), str)), "")
+    fields = ("arguments", "parameters", "input", "args", "tool_input", "action_input")
+    arguments = any(_is_object(value[key]) for key in fields if key in value)
+    if not name and len(value) == 1:  # {"look": {"key": 1}}
+        name, arguments = next(iter(value)), _is_object(next(iter(value.values())))
+        return _last_name(name) in known and arguments
+    rest = text[end:].strip()
+    if _last_name(name) in known:
+        return marked or arguments or not rest
+    return sure and bool(name) and (marked or not rest and _is_object(value.get("arguments")))
+
+
+def _last_name(name: str) -> str:
+    """The name without the space that it stands in: functions.look is look."""
+    return name.rpartition(".")[2].casefold()
 
 
 def _is_object(value: Any) -> bool:
@@ -930,12 +1020,43 @@ def _is_object(value: Any) -> bool:
     except (ValueError, RecursionError):
         return False
 
+
+def _is_code_call(text: str, known: set[str], sure: bool = False) -> bool:
+    """Whether the text is nothing but calls of known tools with values for arguments: read_file(path="a.py").
+    An answer may end with the name of a function and a value, so there one argument must be named."""
+    if "(" not in text or len(text) > 2_000:
+        return False
+    import ast
+
+    try:
+        lines = ast.parse(text).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    values = [getattr(line, "value", None) for line in lines if not _prints_a_name(line)]
+    calls = [call for value in values for call in (value.elts if isinstance(value, ast.List) else [value])]
+    for place, call in enumerate(calls):
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "print" and len(call.args) == 1:
+            calls[place] = call = call.args[0]
+        if not isinstance(call, ast.Call) or _last_name(ast.unparse(call.func)) not in known:
+            return False
+        given = [*call.args, *(keyword.value for keyword in call.keywords)]
+        if any(isinstance(part, ast.Name | ast.Starred) for part in given) or not (sure or call.keywords):
+            return False
+    return bool(calls)
+
+
+def _prints_a_name(line: Any) -> bool:
+    """print(result), which models like to write behind their call."""
+    import ast
+
+    return re.fullmatch(r"print\(\w+\)", ast.unparse(line)) is not None
+
 # %% ../nbs/00_loop.ipynb #loop-tool-result
 @dataclass
 class ToolResult:
     """What a tool hands back. `changed` names the files that a successful edit changed; `ends_run` is a
-    status, when no further call can work; `usage` (and `dollars`, when known) is what the tool itself spent
-    on a model."""
+    status, when no further call can work; `usage` is what the tool itself spent on
+    a model, and `dollars` what that cost: None at the run's own prices, nan if nobody knows."""
 
     text: str
     is_error: bool = False
@@ -1045,9 +1166,9 @@ def _begin(
     call: Call, tools: Any, gate: Callable, watch: Watch, record: "Recorder", threads: _Threads
 ) -> ToolResult | Future:
     """Check one call and start it. Returns at once: a result that is already known, or a future."""
-    record("tool_called", id=call.id, name=call.name, arguments=call.arguments)
-    if cancelled() or time_left() <= 0:
-        return ToolResult(INTERRUPTED if cancelled() else TIME_IS_UP, True)
+    record("tool_called", id=call.id, name=call.name, arguments=copy.deepcopy(call.arguments))
+    if too_late := _too_late():
+        return too_late
     count = watch.count(call)
     if count >= watch.limits.repeat_stop:
         watch.stop = "repeat"
@@ -1062,15 +1183,28 @@ def _begin(
             return prepared
         if not tools.read_only(call.name) and not _allowed(call, gate, record):
             return ToolResult(DENIED, True)
-        return threads.submit(prepared)
+        return _too_late() or threads.submit(prepared)  # the gate may have taken its time
     except Exception as error:
         return _as_result(error)
 
+
+def _too_late() -> ToolResult | None:
+    """The result of a call that is not begun any more."""
+    if cancelled():
+        return ToolResult(INTERRUPTED, True)
+    return ToolResult(TIME_IS_UP, True) if time_left() <= 0 else None
+
 # %% ../nbs/00_loop.ipynb #loop-allowed
 def _allowed(call: Call, gate: Callable, record: "Recorder") -> bool:
-    """Ask the gate. A gate that fails says no."""
+    """Ask the gate. A gate that fails says no, and so does one that says neither True nor False (a coroutine,
+    for one, would count as true)."""
     try:
-        allowed, why = bool(gate(call.name, call.arguments)), ""
+        answer = gate(call.name, call.arguments)
+        allowed, why = answer is True, ""
+        if not isinstance(answer, bool):
+            why = f"the gate said neither True nor False, but returned a value of type {type(answer).__name__}"
+        if isinstance(answer, types.CoroutineType):
+            answer.close()
     except Exception as error:
         allowed, why = False, f"the gate failed: {_as_result(error).text}"
     record("gate_decided", id=call.id, name=call.name, allowed=allowed, why=why)
@@ -1103,13 +1237,14 @@ def _finish(
         outcome, seconds = _wait(outcome, watch)
     if outcome.changed and not outcome.is_error:
         watch.world_changed(call)
-    watch.stop = watch.stop or outcome.ends_run
+    watch.stop = watch.stop or (outcome.ends_run if outcome.ends_run in STATUSES else "")
     text = mend(outcome.text) if isinstance(outcome.text, str) else str(outcome.text)
     if call.id in watch.nudged:
         text = f"{text}\n\n{NUDGE}"
     answers[call.id] = block = result_block(call.id, text, outcome.is_error)
     spent = {} if outcome.usage == Usage() else {"usage": asdict(outcome.usage)}
-    spent |= {} if outcome.dollars is None else {"dollars": outcome.dollars}
+    if outcome.dollars is not None:
+        spent["dollars"] = None if math.isnan(outcome.dollars) else outcome.dollars
     _record_result(record, block, call.name, seconds, outcome.changed, **spent)
 
 # %% ../nbs/00_loop.ipynb #loop-record-result
@@ -1231,6 +1366,7 @@ def run_loop(
     check_limits(limits, model.facts)
     record = Recorder(sink)
     watch = Watch(limits, model.facts, record.totals, {tool["name"] for tool in history.tools})
+    watch.shorter = getattr(model, "next_prompt", None)
     threads, answers, stop, reply, error = _Threads(), {}, "interrupted", None, ""
     with run_clock(limits.wall_seconds, cancel):
         try:
@@ -1319,8 +1455,8 @@ def check_limits(limits: Limits, facts: ModelFacts) -> None:
     """UsageError for a limit that cannot hold for this model."""
     if limits.max_dollars is not None and facts.prices is None:
         raise UsageError(
-            f"The prices of {facts.name} are unknown, so a limit in dollars cannot hold: use "
-            "max_input_tokens, or add its prices."
+            f"The prices of {facts.name} are unknown, so a limit in dollars cannot hold: name a model whose "
+            "prices are known, limit its input tokens instead, or add its prices."
         )
 
 
@@ -1355,6 +1491,10 @@ def _ask(model: Any, history: History, watch: Watch, record: Recorder) -> Reply:
             history, watch.max_tokens, on_wait=lambda info: record(**{"type": "model_waited", **info})
         )
         content, usage = list(reply.content), asdict(reply.usage)
+        if not reply.raw:  # it did not come as JSON, so who knows what is in it
+            with contextlib.suppress(RecursionError):  # what is too deep is told apart call by call
+                content = json.loads(encode_json(content))
+                reply = replace(reply, content=content)
     except Exception as error:  # a ModelError knows its status; whatever else a model raises is an api_error
         text = str(error) if hasattr(error, "http_status") else _as_result(error).text
         raise _ModelFailed(getattr(error, "status", "api_error"), text) from error

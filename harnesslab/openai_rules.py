@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 # %% ../nbs/appendix/openai_rules.ipynb #openai-rules-imports-ours
-from .api_rules import ModelRules, Refused, parse_body
+from .api_rules import ModelRules, Refused, bad_keyword, parse_body
 from .fake_api import FakeApi, Policy
 from .local_server import Fault
 
@@ -296,8 +296,8 @@ def check_function(function: dict, path: str) -> None:
             raise wrong(f"{json.dumps(inner['type'])} is not valid under any of the given schemas.")
         if "array" in kinds and "items" not in inner:
             raise wrong(f"{context}array schema missing items.")
-        if isinstance(inner, dict) and not isinstance(inner.get("required", []), list):
-            raise wrong(f"{json.dumps(inner['required'])} is not of type 'array'.")
+        if isinstance(inner, dict) and (bad := bad_keyword(inner)):
+            raise wrong(f"{json.dumps(inner[bad[0]])} is not of type '{bad[1]}'.")
         if function.get("strict") and (
             "object" in kinds or isinstance(inner, dict) and "properties" in inner
         ):

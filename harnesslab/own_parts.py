@@ -154,8 +154,11 @@ def _go(given: dict[str, Callable], model: Any, tools: Any, repo: Path) -> dict:
     if "run_agent" not in given:
         return run_loop(history, model, tools, Limits(max_steps=20))
 
+    # Their messages go to the API as they are: a History of ours would put them in order first.
+    theirs = given.get("call_model") or _small_with({"send": Letterbox(policy=walkthrough)}).call_model
+
     def ask(messages: list[dict]) -> dict:
-        return model(History(messages, SYSTEM, tools.definitions), 2_048).raw
+        return theirs(SYSTEM, tools.definitions, messages)
 
     def run_one(block: dict) -> dict:
         outcome = tools.prepare(block["name"], block["input"])

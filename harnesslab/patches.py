@@ -155,9 +155,13 @@ def _stays_inside(path: str, target: str) -> bool:
 
 
 def _read(place: str) -> bytes:
+    """The bytes of a file. PatchError if it is too large to be looked at as a whole."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with os.fdopen(os.open(place, flags), "rb") as file:
-        return file.read(MAX_CHANGED + 1)
+        data = file.read(MAX_CHANGED + 1)
+    if len(data) > MAX_CHANGED:
+        raise PatchError(f"{ascii(os.path.basename(place))[1:-1][:200]} has more than {MAX_CHANGED >> 20} MiB.")
+    return data
 
 # %% ../nbs/appendix/patches.ipynb #patches-changes
 Changes = dict[str, tuple[str, bytes] | None]
@@ -168,7 +172,7 @@ def read_changes(before: Path, after: Path) -> tuple[Changes, list[str]]:
     """What differs between two folders, and notes on what was left out.
 
     Nothing is run and no link is followed; `after` is left as it was. Raises PatchError if it has grown
-    beyond all reason: more than 200,000 files, or 100 MiB of changes.
+    beyond all reason: more than 200,000 files, or 100 MiB of changes or in one file.
     """
     changes: Changes = {}
     room = MAX_CHANGED
@@ -187,22 +191,35 @@ def read_changes(before: Path, after: Path) -> tuple[Changes, list[str]]:
 
 
 def write_changes(folder: Path, changes: Changes) -> None:
-    """Carry changes out in a folder of our own."""
+    """Carry changes out in a folder of our own. Nothing is written or removed through a link; whatever
+    stands where a new file or its folders must be goes."""
     for path in changes:
         place = os.path.join(folder, path)
-        if os.path.islink(place) or os.path.isfile(place):
+        is_file = os.path.islink(place) or os.path.isfile(place)
+        if is_file and not any(map(os.path.islink, _above(folder, path))):
             os.unlink(place)
             while not os.listdir(place := os.path.dirname(place)) and place != str(folder):
                 os.rmdir(place)  # git knows no empty folders
     for path, entry in changes.items():
         place = os.path.join(folder, path)
         if entry:
+            for above in _above(folder, path):
+                if os.path.islink(above) or os.path.isfile(above):
+                    os.unlink(above)
             os.makedirs(os.path.dirname(place), exist_ok=True)
+            if os.path.isdir(place):
+                remove_tree(place)
             if entry[0] == "120000":
                 os.symlink(entry[1], os.fsencode(place))
             else:
                 Path(place).write_bytes(entry[1])
                 os.chmod(place, 0o755 if entry[0] == "100755" else 0o644)
+
+
+def _above(folder: Path, path: str) -> list[str]:
+    """The folders between `folder` and a path in it, the outermost first."""
+    parts = path.split("/")
+    return [os.path.join(folder, *parts[:depth]) for depth in range(1, len(parts))]
 
 
 def plain_copy(source: Path, folder: Path) -> None:

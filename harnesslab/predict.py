@@ -258,6 +258,7 @@ class Revealed:
     measured: Any
     unit: str = ""
     note: str = ""
+    by: str = "Measured"  # how the number came about
     option: Any = None  # which of the options the measurement stands for, if it is not one itself
 
     @property
@@ -267,13 +268,13 @@ class Revealed:
         return compare(self.answer, self.option if chosen else self.measured)
 
     def _rows(self) -> list[tuple[str, Any]]:
-        return [("You said", self.answer), ("Measured", self.measured)]
+        return [("You said", self.answer), (self.by, self.measured)]
 
     def __repr__(self) -> str:
         rows = [
             f"{name}: {show_number(value, self.unit)}" for name, value in self._rows() if value is not None
         ]
-        return "\n".join([*rows, self.sentence, *([self.note] if self.note else [])])
+        return "\n".join([*rows, *([self.note] if self.note else []), self.sentence])
 
     def _repr_html_(self) -> str:
         numbers = [
@@ -282,8 +283,8 @@ class Revealed:
         largest = max(numbers) if len(numbers) == 2 and max(numbers) > 0 else None
         rows = "".join(_row(name, value, self.unit, largest) for name, value in self._rows())
         question = f"<p>{html.escape(self.question)}</p>" if self.question else ""
-        after = " ".join(filter(None, [self.sentence, self.note]))
-        return f'{question}<table style="text-align:left; margin:0">{rows}</table><p>{html.escape(after)}</p>'
+        after = "".join(f"<p>{html.escape(text)}</p>" for text in (self.note, self.sentence) if text)
+        return f'{question}<table style="text-align:left; margin:0">{rows}</table>{after}'
 
 # %% ../nbs/appendix/predict.ipynb #predict-row
 def _row(name: str, value: Any, unit: str, largest: float | None) -> str:
@@ -292,7 +293,7 @@ def _row(name: str, value: Any, unit: str, largest: float | None) -> str:
     bar = ""
     if largest is not None:
         width = max(0.15, 14 * value / largest)
-        colour = "#3b82c4" if name == "Measured" else "#c47f17"
+        colour = "#c47f17" if name == "You said" else "#3b82c4"
         bar = (
             '<td aria-hidden="true" style="text-align:left">'
             f'<span style="display:inline-block; width:{width:.2f}em; height:0.9em; '
@@ -304,18 +305,21 @@ def _row(name: str, value: Any, unit: str, largest: float | None) -> str:
     )
 
 # %% ../nbs/appendix/predict.ipynb #predict-reveal-code
-def reveal(id: str, measured: Any, unit: str = "", note: str = "", *, option: Any = None) -> None:
+def reveal(
+    id: str, measured: Any, unit: str = "", note: str = "", *, option: Any = None, by: str = "Measured"
+) -> None:
     """Show the kept answer beside what was measured; from now on the answer stays as it is.
 
     `unit`: of the measurement; left out, that of the question. `option`: for a question with options, the
     one that the measurement stands for, where it is not the measurement itself. `note`: a sentence to add.
+    `by`: how the number came about, where it was not measured.
     """
     entry = _asked.get(id, {}) | _read().get(id, {})
     answer = entry.get("answer")
     if answer is not None and not os.environ.get("IN_TEST"):
         _settle(id, measured)
     shown = Revealed(
-        str(entry.get("question", "")), answer, measured, unit or str(entry.get("unit", "")), note, option
+        str(entry.get("question", "")), answer, measured, unit or str(entry.get("unit", "")), note, by, option
     )
     try:
         from IPython.display import display

@@ -279,17 +279,23 @@ def _take(request):
 
 
 def _watch():
-    """In the fence: a function that says whether the machinery of the tests is still the same."""
+    """In the fence: a function that says whether the machinery of the tests is still the same. What honest
+    suites do to it is allowed: how much of a difference is shown, and assertions of their own."""
     import sys, unittest
 
+    shown, every, table = ("maxDiff", "longMessage", "_diffThreshold"), all, vars
     places = [unittest.TestCase, unittest.TestSuite, unittest.BaseTestSuite, unittest.TestResult]
     places += [unittest.TestLoader, unittest.TestProgram, unittest.case._Outcome]
-    before, leave = [dict(vars(each)) for each in places], sys.exit
+    before, leave = [(each, dict(table(each))) for each in places], sys.exit
 
     def same():
-        pairs = [(then, dict(vars(each))) for each, then in zip(places, before)]
-        kept = all(list(then) == list(now) and all(now[k] is then[k] for k in then) for then, now in pairs)
-        return kept and sys.exit is leave
+        for place, then in before:
+            now, is_case = table(place), place is places[0]
+            fixed = [name for name in then if not (is_case and name in shown)]
+            kept = every(name in now and now[name] is then[name] for name in fixed)
+            if not kept or not every(name in then or is_case and name[:1] != "_" for name in now):
+                return False
+        return sys.exit is leave
 
     return same
 

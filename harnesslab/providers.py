@@ -38,7 +38,7 @@ from harnesslab.loop import (
     run_clock,
     time_left,
 )
-from .facts import FACTS, habits_of, least_room, model_facts, room_for, unwelcome
+from .facts import FACTS, habits_of, least_room, model_facts, priced_for, room_for, unwelcome
 from .streaming import BUILDERS, collect, in_one_piece, print_text
 from .throttle import Throttle
 from .wire_errors import Trouble, explain, hidden_error, one_line, read_trouble, status_of
@@ -243,8 +243,9 @@ class Model:
         key_name: str = "ANTHROPIC_API_KEY",
     ):
         key = _sendable(key, key_name)
-        self.facts, self.client, self.wire, self.retry = facts, client, wire, retry
+        self.client, self.wire, self.retry = client, wire, retry
         self.request = usual_fields(wire, facts.name) if request is None else request
+        self.facts = priced_for(facts, self.request)
         self.throttle, self.stream, self.on_text = throttle or Throttle(), stream, on_text
         self.base_url, login, secrets = _login(base_url)
         self.url, self.key_name = wire.url(self.base_url, facts.name), key_name
@@ -254,7 +255,7 @@ class Model:
         self._habits = habits_of(facts.name)
         if field := next((name for name in _FILLED_IN if name in self.request), ""):
             raise UsageError(f"The request may not say anything under {field!r}: it is filled in here.")
-        if field := unwelcome(self.request, self._habits.refuses):
+        if field := unwelcome(self.request, self._habits):
             way_out = f"use openai/{facts.name}" if field == "reasoning_effort" else "leave it out"
             raise UsageError(f"{facts.name} refuses what the request says under {field!r}: {way_out}.")
         if stream and wire.name not in BUILDERS:
@@ -699,7 +700,8 @@ def _all_pages(model: Model) -> list[Offered]:
         entries = page.get("models" if gemini else "data")
         if not isinstance(entries, list):
             raise ModelError(f"{base} answered, but not with a list of models: is the base URL right?")
-        listed += [_offered(entry) for entry in entries if isinstance(entry, dict) and _can_talk(entry)]
+        found = [_offered(entry) for entry in entries if isinstance(entry, dict) and _can_talk(entry)]
+        listed += [model for model in found if model.name]
         if gemini and page.get("nextPageToken"):
             more = f"&pageToken={quote(str(page['nextPageToken']), safe='')}"
         elif page.get("has_more") and page.get("last_id"):
@@ -716,12 +718,15 @@ def _can_talk(entry: dict) -> bool:
 
 
 def _offered(entry: dict) -> Offered:
-    """One entry; each kind of server has its own names for the same numbers."""
+    """One entry, with an empty name if it has none; each kind of server has its own names for the same
+    numbers."""
 
     def number(*names: str) -> int | None:
-        return next((entry[name] for name in names if isinstance(entry.get(name), int)), None)
+        told = (entry.get(name) for name in names)
+        return next((count for count in told if type(count) is int and count > 0), None)
 
-    name = str(entry.get("id") or entry.get("name") or "").removeprefix("models/")
+    name = entry.get("id") or entry.get("name")
+    name = one_line(name.removeprefix("models/")) if isinstance(name, str) else ""
     window = number(
         "max_input_tokens", "inputTokenLimit", "max_model_len", "context_length", "max_context_length"
     )

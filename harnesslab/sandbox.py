@@ -19,11 +19,12 @@ import platform
 import queue
 import re
 import shlex
+import stat
 import threading
 from pathlib import Path
 from typing import Annotated, Any, Callable, Iterable
 
-from .fences import Fence, choose_fence, close_idle
+from .fences import MAX_TIMEOUT, Fence, choose_fence, close_idle
 from harnesslab.loop import (
     DENIED,
     EventLog,
@@ -53,23 +54,34 @@ from harnesslab.tools import (
 )
 
 # %% ../nbs/02_sandbox.ipynb #sandbox-gate-show
+# letters, marks and a pattern of dots that are drawn as nothing, and still count as printable
+_BLANK = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+
+
 def visible(text: str) -> str:
     """Text for a person's screen: line breaks and tabs stay, every other control or invisible character is
     shown as an escape."""
     return "".join(
-        c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode("ascii") for c in text
+        c if c in "\n\t" or c.isprintable() and not _BLANK.match(c) else _escaped(c) for c in text
     )
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
 
 
 def describe_call(name: str, arguments: dict) -> str:
     """The whole call for the person who decides: a command as it will run, an edit as lines taken out and
-    put in, the rest as JSON."""
+    put in (a line break at the end shows as one more, empty line), the rest as JSON."""
     if name == "run_command" and isinstance(arguments.get("cmd"), str):
         return visible("run_command\n  " + arguments["cmd"].replace("\n", "\n  "))
     if name == "edit_file" and all(isinstance(arguments.get(key), str) for key in ("path", "old", "new")):
-        out = [f"- {line}" for line in arguments["old"].splitlines()]
-        put_in = [f"+ {line}" for line in arguments["new"].splitlines()]
-        return visible("\n  ".join([f"edit_file {arguments['path']}", *out, *put_in]))
+        path, old, new = arguments["path"].replace("\n", "\\n"), arguments["old"], arguments["new"]
+        out = [f"- {line}" for line in old.split("\n") if old]
+        put_in = [f"+ {line}" for line in new.split("\n") if new]
+        return visible("\n  ".join([f"edit_file {path}", *out, *put_in]))
     return visible(f"{name} {json.dumps(arguments, ensure_ascii=False, default=str)}")
 
 # %% ../nbs/02_sandbox.ipynb #sandbox-allow-code
@@ -77,16 +89,27 @@ _PLAIN = re.compile(r"[A-Za-z0-9_./:@%+-]+( [A-Za-z0-9_./:@%+-]+)*")
 
 
 def allowed_by_list(command: str, allow: Iterable[str]) -> bool:
-    """Whether a command is one simple command whose first words are exactly those of an entry of `allow`."""
+    """Whether a command is one simple command whose first words are exactly those of an entry of `allow`.
+    UsageError if `allow` is no list of commands."""
     if not isinstance(command, str) or not _PLAIN.fullmatch(command):
         return False
     words = command.split(" ")
-    for entry in allow:
-        first = shlex.split(entry)
+    for first in _entries(allow):
         rest = words[len(first) :]
         if first and words[: len(first)] == first and all(map(_harmless_word, rest)):
             return True
     return False
+
+
+def _entries(allow: Iterable[str]) -> list[list[str]]:
+    """The words of each entry."""
+    if isinstance(allow, str):
+        raise UsageError(f"The allow-list holds one text for each command: write [{allow!r}].")
+    entries = list(allow)
+    try:
+        return [shlex.split(str(entry)) for entry in entries]
+    except ValueError:
+        raise UsageError(f"The allow-list {entries!r} holds a quote that is not closed: close it.") from None
 
 
 def _harmless_word(word: str) -> bool:
@@ -101,17 +124,20 @@ MODES = ("ask", "yes", "no")
 # %% ../nbs/02_sandbox.ipynb #sandbox-gate-2
 class Gate:
     """Decides on every call that is not read-only. Call it with a name and arguments; it returns True or
-    False and never raises.
+    False. A closed prompt, and an answer that is no text, is a no.
 
     `mode`: "ask" a person, "yes" to everything, "no" to everything. `allow`: commands that need no asking,
     each the first words of a command.
     A person may answer `a` for "always this exact call"; that holds as long as this gate lives.
+    Raises UsageError for another mode, or an `allow` that is no list of commands.
     """
 
     def __init__(self, mode: str = "ask", allow: Iterable[str] = (), ask: Callable[[str], str] | None = None):
         if mode not in MODES:
             raise UsageError(f"The mode is one of {', '.join(MODES)}, not {mode!r}.")
-        self.mode, self.allow, self._ask = mode, tuple(allow), ask or ask_in_terminal
+        self.allow = allow if isinstance(allow, str) else tuple(allow)
+        _entries(self.allow)  # a wrong list is told of now, not in the middle of a run
+        self.mode, self._ask = mode, ask or ask_in_terminal
         self._always: set[str] = set()
 
     def __call__(self, name: str, arguments: dict) -> bool:
@@ -125,9 +151,10 @@ class Gate:
         if exact in self._always:
             return True
         try:
-            answer = self._ask(describe_call(name, arguments)).strip().lower()
+            answer = self._ask(describe_call(name, arguments))
         except (EOFError, OSError):  # a closed prompt is a no
             return False
+        answer = answer.strip().lower() if isinstance(answer, str) else ""
         if answer in ("a", "always"):
             self._always.add(exact)
         return answer in ("y", "yes", "a", "always")
@@ -150,16 +177,21 @@ _SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", r
 
 def secret_values(environment: dict[str, str] | None = None) -> dict[str, str]:
     """Value to name of the environment's secrets: variables whose name ends in KEY, TOKEN, SECRET, PASSWORD
-    or CREDENTIALS, of at least 8 characters."""
+    or CREDENTIALS, of at least 8 characters. A value of several lines also counts line by line, from 12
+    characters on."""
     environment = os.environ if environment is None else environment
-    return {
-        value: name for name, value in environment.items() if _SECRET_NAME.search(name) and len(value) >= 8
-    }
+    found = {}
+    for name, value in environment.items():
+        if _SECRET_NAME.search(name) and len(value.strip()) >= 8:
+            lines = [line.strip() for line in value.splitlines() if not line.startswith("-----")]
+            found |= dict.fromkeys([value.strip(), *(line for line in lines if len(line) >= 12)], name)
+    return found
 
 
 def make_redactor(environment: dict[str, str] | None = None) -> Callable[[str], str]:
     """A function from text to text that replaces every secret of the environment by its name in brackets,
-    also where JSON has escaped it."""
+    also where JSON has escaped it, and also what is left of one (8 characters or more) at a mark that says
+    that text was cut."""
     pairs = {}
     for value, name in secret_values(environment).items():
         for form in (value, json.dumps(value)[1:-1]):
@@ -167,7 +199,31 @@ def make_redactor(environment: dict[str, str] | None = None) -> Callable[[str], 
     if not pairs:
         return lambda text: text
     pattern = re.compile("|".join(re.escape(form) for form in sorted(pairs, key=len, reverse=True)))
-    return lambda text: pattern.sub(lambda match: pairs[match[0]], text)
+    return lambda text: _torn_redacted(pattern.sub(lambda match: pairs[match[0]], text), pairs)
+
+# %% ../nbs/02_sandbox.ipynb #sandbox-secrets-torn
+_CUT = re.compile(r"\s?\[\.\.\.[^\]\n]*\]\n?|\s?\[line cut|\.\.\.")
+
+
+def _torn_redacted(text: str, pairs: dict[str, str]) -> str:
+    """The text without the beginning of a secret right before a mark of a cut, or the end of one after it."""
+    cuts = list(_CUT.finditer(text)) if "..." in text or "[line cut" in text else []
+    for cut in reversed(cuts):
+        start, end = cut.span()
+        rests = [(_rest(text[end : end + len(value)], value), name) for value, name in pairs.items()]
+        size, name = max(rests)
+        text = text[:end] + name + text[end + size :] if size else text
+        heads = ((text[max(0, start - len(value)) : start], value, name) for value, name in pairs.items())
+        size, name = max((_rest(head[::-1], value[::-1]), name) for head, value, name in heads)
+        text = text[: start - size] + name + text[start:] if size else text
+    return text
+
+
+def _rest(text: str, secret: str) -> int:
+    """How many characters at the start of `text` are the end of `secret`. Fewer than 8 are none."""
+    if secret[-8:] not in text:
+        return 0
+    return next((size for size in range(len(secret), 7, -1) if text.startswith(secret[-size:])), 0)
 
 # %% ../nbs/02_sandbox.ipynb #sandbox-command-code
 def run_command(
@@ -180,7 +236,9 @@ def run_command(
     """Run a shell command in the repo. Returns 'exit code N', then stdout and stderr together, at most
     8,000 characters. No network, no terminal; background processes end with the command."""
     fence = fence or choose_fence("auto")
-    limit = min(timeout, max(time_left(), 0.1)) if isinstance(timeout, int | float) else timeout
+    limit = timeout
+    if isinstance(timeout, int | float):
+        limit = min(timeout, MAX_TIMEOUT, max(time_left(), 0.1))  # no command outlives the run
     for last_try in (False, True):
         result = fence.run(Path(root), cmd, limit)
         if result.not_run is None:
@@ -188,8 +246,9 @@ def run_command(
         if last_try:
             raise ToolError(f"NOT RUN: {result.not_run}", ends_run="sandbox_lost")
     if result.timed_out:
+        less = "" if limit == timeout else f" (not {timeout} s: there was no more time)"
         first = (
-            f"TIMEOUT after {timeout} s: the command and everything it started were killed. What "
+            f"TIMEOUT after {limit:.3g} s{less}: the command and everything it started were killed. What "
             "it had printed by then:"
         )
     elif result.exit_code is None:
@@ -282,14 +341,15 @@ def run_agent(
     """Let an agent work on a task in a repo. Returns a Run: a dictionary with status, steps, tok_in,
     tok_out, tool_errors and more.
 
-    `mode`: "ask" a person before edits and commands, "yes" or "no" to all. `trace`: a file that gets one
-    JSON line an event. `model`: what `connect()` returns, or a name
-    for it. `limits` replaces the two limits given by number. `tools`: extra tools. `i_know`: allow mode
-    "yes" on the process fence, which does not keep commands inside the repo.
+    `mode`: "ask" a person before edits and commands, "yes" or "no" to all. `trace`: a file outside the repo
+    that gets one JSON line an event. `model`: what `connect()` returns, or a name for it. `limits` replaces
+    the two limits given by number. `tools`: extra tools. `i_know`: allow mode "yes" on the process fence,
+    which does not keep commands inside the repo.
     Raises UsageError, in one sentence, for anything that cannot work; nothing that the model or a tool does
     is raised.
     """
     root = check_repo(repo)
+    _check_trace(trace, root)
     if not isinstance(task, str) or not task.strip():
         raise UsageError("The task is empty: say in a sentence what the agent should do.")
     limits = limits or Limits(max_steps=max_steps, max_input_tokens=max_input_tokens)
@@ -326,6 +386,8 @@ def run_agent(
 # %% ../nbs/02_sandbox.ipynb #sandbox-check-repo
 def check_repo(repo: str | Path) -> Path:
     """The real path of a folder to work in, or UsageError."""
+    if not str(repo):
+        raise UsageError("The repo is empty: name the folder, '.' for this one.")
     root = Path(repo)
     if not root.exists():
         raise UsageError(f"There is no folder {repo}: check the path.")
@@ -334,6 +396,14 @@ def check_repo(repo: str | Path) -> Path:
     if not os.access(root, os.R_OK | os.X_OK):
         raise UsageError(f"The folder {repo} may not be read: permission denied.")
     return root.resolve()
+
+
+def _check_trace(trace: str | Path | None, root: Path) -> None:
+    """UsageError for a trace inside the repo: the agent could rewrite it."""
+    if trace and "\0" not in str(trace) and Path(os.path.realpath(trace)).is_relative_to(root):
+        raise UsageError(
+            f"The trace {trace} lies in the repo, where the agent could change it: name a path outside."
+        )
 
 
 def _to_all(sinks: list[Callable[[dict], None]]) -> Callable[[dict], None]:
@@ -373,21 +443,37 @@ def _about(root: Path, mode: str, fence: Fence) -> dict:
 
 def _commit(root: Path) -> str:
     """The commit that the repo stands at, or an empty text. Reads git's own files: nothing in the repo is
-    run."""
-    with contextlib.suppress(OSError, StopIteration, UnicodeDecodeError):
+    run. A command may have planted them, so only what looks like a commit is passed on."""
+    with contextlib.suppress(OSError, StopIteration, ValueError):
         git = next(folder / ".git" for folder in (root, *root.parents) if (folder / ".git").exists())
-        if git.is_file():  # a worktree or a submodule: the file says where the folder is
-            git = git.parent / git.read_text().removeprefix("gitdir:").strip()
-        head = (git / "HEAD").read_text().strip()
-        if not head.startswith("ref:"):
-            return head
-        name = head.removeprefix("ref:").strip()
-        shared = git / (git / "commondir").read_text().strip() if (git / "commondir").exists() else git
-        if (shared / name).exists():
-            return (shared / name).read_text().strip()
-        packed = (shared / "packed-refs").read_text().splitlines()
-        return next(line.split()[0] for line in packed if line.endswith(f" {name}"))
+        if not git.is_dir():  # a worktree or a submodule: the file says where the folder is
+            git = git.parent / _small_file(git).removeprefix("gitdir:").strip()
+        commit = _small_file(git / "HEAD")
+        if name := re.fullmatch(r"ref: *(refs/(?!.*\.\.)\S+)", commit):
+            shared = git / _small_file(git / "commondir") if (git / "commondir").exists() else git
+            commit = _branch_head(shared, name[1])
+        return commit if re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", commit) else ""
     return ""
+
+
+def _branch_head(git: Path, name: str) -> str:
+    """The commit of a branch: in a file of its own, or a line of the list of packed ones."""
+    if (git / name).exists():
+        return _small_file(git / name)
+    packed = _small_file(git / "packed-refs", 4 << 20).splitlines()
+    return next(line.split()[0] for line in packed if line.endswith(f" {name}"))
+
+
+def _small_file(path: Path, most: int = 4_096) -> str:
+    """The text of a regular file, stripped; of a longer one its first `most` bytes. OSError for anything
+    else: it waits for no pipe and follows no link."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(f"{path} is not a regular file")
+        return os.read(fd, most).decode().strip()
+    finally:
+        os.close(fd)
 
 # %% ../nbs/02_sandbox.ipynb #sandbox-notebook-code
 class ButtonPrompt:

@@ -15,9 +15,10 @@ from typing import Any, Iterable
 
 import httpx
 
-from .loop import History, Reply, UsageError, run_clock, time_left
+from .loop import History, Reply, UsageError, encode_json, run_clock, time_left
 from .providers import make_client
-from .wires import SERVER_CHAT, WIRES, NotThisShape, Wire, request_body
+from .wire_errors import one_line, without_secrets
+from .wires import SERVER_CHAT, WIRES, NotThisShape, Pairs, Wire, request_body
 
 # %% ../nbs/appendix/server_probe.ipynb #server-probe-facts
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Capabilities:
         window = f"a window of {self.window:,} tokens" if self.window else "a window that it does not tell"
         forced = " and ".join(self.forced_by) or "nothing that was tried"
         return [
-            f"{self.model} at {self.base_url}, {WIRES[self.wire].api}, with {window}",
+            one_line(f"{self.model} at {self.base_url}, {WIRES[self.wire].api}, with {window}"),
             f"what makes the model obey: {forced}",
             *(f"- {sentence}" for sentence in self.warnings() or ["nothing to complain about"]),
         ]
@@ -123,7 +124,7 @@ class _Asker:
 
     def __init__(self, client: httpx.Client, wire: Wire, base_url: str, model: str, key: str):
         self.client, self.wire, self.base_url, self.model = client, wire, base_url, model
-        self.headers = wire.headers(key)
+        self.headers, self.key = wire.headers(key), key
         self.ids: list[Any] = []  # of all calls, as the server named them
         self.status, self.refusal = 0, ""  # of the last answer; status 0: none came
 
@@ -143,7 +144,7 @@ class _Asker:
         if response is None:
             self.status, self.refusal = 0, "no answer came in time"
             return None
-        self.status, self.refusal = response.status_code, _error_words(response)
+        self.status, self.refusal = response.status_code, _error_words(response, self.key)
         if self.status == 400 and self.wire is SERVER_CHAT and "max_completion_tokens" in self.refusal:
             self.wire = WIRES[
                 "openai-chat"
@@ -161,12 +162,13 @@ class _Asker:
         return reply
 
 
-def _error_words(response: httpx.Response) -> str:
-    """What an error says, without the JSON around it."""
+def _error_words(response: httpx.Response, key: str) -> str:
+    """What an error says, without the JSON around it, on one line, and without the key."""
+    words = response.text[:300]
     with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
         error = response.json()["error"]
-        return str(error if isinstance(error, str) else error["message"])
-    return " ".join(response.text[:300].split())
+        words = str(error if isinstance(error, str) else error["message"])
+    return one_line(without_secrets(words, (key,)))
 
 # %% ../nbs/appendix/server_probe.ipynb #server-probe-requests
 _TOOL = {
@@ -279,8 +281,10 @@ def _ask_care(asker: _Asker, tools: list[dict]) -> dict:
     """A result that answers no call, and half a JSON object: does the server mind, and what does it call
     it?"""
     orphan = {"type": "tool_result", "tool_use_id": "toolu_nobody", "content": "4"}
-    asker.ask([{"role": "user", "content": "Say hello."}, {"role": "user", "content": [orphan]}], 4, tools)
-    minds = {"checks_history": asker.status != 200} if asker.status else {}
+    body = json.loads(request_body(asker.wire, History("Say hello.", "", tools), asker.model, 4, {}))
+    body[asker.wire.messages] += asker.wire.items({"role": "user", "content": [orphan]}, Pairs())
+    response = asker.send(encode_json(body))  # by hand: a History leaves such a result out
+    minds = {} if response is None else {"checks_history": response.status_code != 200}
     response = asker.send(b'{"model": ')
     return minds if response is None else {**minds, "bad_body": response.status_code}
 
@@ -352,7 +356,8 @@ def probe_server(
     with client or make_client() as client, run_clock(seconds):
         headers = shape.headers(key)
         listed = _list_models(client, f"{root}/v1", headers)
-        names = tuple(str(entry.get("id") or entry.get("name")) for entry in listed)
+        named = (entry.get("id") or entry.get("name") for entry in listed)
+        names = tuple(name for name in named if isinstance(name, str))
         if not (model or names):
             raise UsageError(f"The server at {root} lists no model: name one, or load one first.")
         asker = _Asker(client, shape, root, model or names[0], key)

@@ -87,7 +87,7 @@ def run_agent(
     max_steps (that many model calls were made); budget (tok_in has reached max_input_tokens); repeat (a
     call with the same name and arguments was made for the fifth time, and its result is in); truncated
     (the stop reason was max_tokens: nothing of that reply is run or kept). tok_in counts all input tokens:
-    fresh, cache read and cache creation.
+    fresh, cache read and cache creation; tok_out all output tokens.
     """
     messages, made = [{"role": "user", "content": task}], Counter()
     run = {"status": "", "steps": 0, "tok_in": 0, "tok_out": 0, "tool_errors": 0, "messages": messages}
@@ -115,12 +115,14 @@ def run_agent(
 
 # %% ../nbs/appendix/small_harness.ipynb #small_harness-clip
 def clip(s: str, limit: int = MAX_OUT) -> str:
-    """s itself if it has at most `limit` characters; else its beginning and its end, with a line between
-    them that says how many characters were cut. The result never has more than `limit` characters."""
+    """s itself if it has at most `limit` characters; else as much of its beginning and of its end as fits,
+    with a line between them that says how many characters were cut. The result never has more than `limit`
+    characters."""
     if len(s) <= limit:
         return s
-    half = (limit - 60) // 2  # 60 for the line in the middle
-    return f"{s[:half]}\n[... {len(s) - 2 * half} characters cut here ...]\n{s[-half:]}"
+    half = max(0, (limit - 60) // 2)  # 60 for the line in the middle
+    line = f"\n[... {len(s) - 2 * half} characters cut here ...]\n"
+    return s[:half] + line[:limit] + s[len(s) - half :]
 
 # %% ../nbs/appendix/small_harness.ipynb #small_harness-safe-path
 def safe_path(root: Path, p: str) -> Path:
@@ -149,16 +151,17 @@ def list_dir(root: Path, path: str = ".") -> str:
 # %% ../nbs/appendix/small_harness.ipynb #small_harness-read-file
 def read_file(root: Path, path: str, start: int = 1, end: int | None = None) -> str:
     """The lines start to end (counted from 1, end included) of a text file in root, each with its number
-    before it, as in ' 6 return x'. At most 400 lines; where lines follow, a last line in brackets says how
-    many the file has. Bytes that are not UTF-8 are replaced. ToolError for a path that is outside or is no
-    file."""
+    before it, as in ' 6 return x' (at any width). An end beyond the last line means the last line. At most
+    400 lines; when that leaves some out, a last line in brackets says how many the file has. The result is
+    clipped. Bytes that are not UTF-8 are replaced. ToolError for a path that is outside or is no file."""
     full = safe_path(root, path)
     if not full.is_file():
         raise ToolError(f"There is no file {path}. Use list_dir to see what there is.")
     lines = full.read_text(encoding="utf-8", errors="replace").splitlines()
-    last = min(start + 399, len(lines) if end is None else end)
+    wanted = len(lines) if end is None else min(end, len(lines))
+    last = min(start + 399, wanted)
     shown = [f"{number:>4} {line}" for number, line in enumerate(lines[start - 1 : last], start=start)]
-    if last < len(lines) and end is None:
+    if last < wanted:
         shown.append(f"[The file has {len(lines)} lines. To go on, read from line {last + 1}.]")
     return clip("\n".join(shown))
 
@@ -207,8 +210,9 @@ def edit_file(root: Path, path: str, old: str, new: str) -> str:
         return f"created {path}"
     if not full.is_file():
         raise ToolError(f"There is no file {path}.")
-    text = full.read_bytes().decode()
-    places = [text[: match.start()].count("\n") + 1 for match in re.finditer(re.escape(old), text)]
+    text = full.read_bytes().decode(errors="surrogateescape")  # keeps every byte
+    found = re.finditer(f"(?={re.escape(old)})", text)  # places that overlap are several places
+    places = [text[: match.start()].count("\n") + 1 for match in found]
     if not places:
         raise ToolError(f"old text found 0 times in {path}.{_closest(text, old)}")
     if len(places) > 1:
@@ -216,7 +220,7 @@ def edit_file(root: Path, path: str, old: str, new: str) -> str:
         raise ToolError(
             f"old text found {len(places)} times in {path}, at lines {lines}. Add a line around it."
         )
-    full.write_bytes(text.replace(old, new).encode())
+    full.write_bytes(text.replace(old, new).encode(errors="surrogateescape"))
     return f"edited {path}, line {places[0]}"
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 # %% ../nbs/appendix/standards.ipynb #standards-imports-ours
 from harnesslab.importers import (
+    EDIT_FIELDS,
     Events,
     Format,
     FormatError,
@@ -27,6 +28,7 @@ from harnesslab.importers import (
     pick,
     rows,
     said_by,
+    own_usage,
     table,
     text_of,
     tool_use,
@@ -65,7 +67,6 @@ def _read_atif(data: dict, which: int, events: Events) -> Events:
         agent_name=agent.get("name"),
         agent_version=agent.get("version"),
     )
-    inside = {str(sub.get("trajectory_id")): sub for sub in rows(data.get("subagent_trajectories"))}
     adopted: dict[str, str] = {}
     for step in steps[used:]:
         events.at = f"step {step.get('step_id')}"
@@ -83,8 +84,9 @@ def _read_atif(data: dict, which: int, events: Events) -> Events:
         )
     elif more:
         events.said("system", f"The run goes on in {text_of(more)}, which was not read.", None, head)
-    for name, sub in inside.items():
+    for sub in rows(data.get("subagent_trajectories")):
         if isinstance(sub.get("steps"), list):
+            name = str(sub.get("trajectory_id"))
             events.adopt(adopted.get(name, f"sub-agent {name}"), _read_atif(sub, 0, Events()))
     return events
 
@@ -98,8 +100,13 @@ def _atif_step(events: Events, step: dict, adopted: dict[str, str]) -> None:
         )
         for c in rows(step.get("tool_calls"))
     ]
+    metrics = table(step.get("metrics"))
     if step.get("is_copied_context"):
         events.said("copied", text, when, step)
+        return
+    if edit := table(extra.get("history_edited")):  # written by ours
+        edit = {key: edit[key] for key in EDIT_FIELDS if key in edit}
+        events.add("history_edited", when, step, usage=_atif_usage(metrics) or None, **edit)
         return
     if source != "agent":
         events.said("user" if source == "user" else "system", text, when, step)
@@ -107,29 +114,29 @@ def _atif_step(events: Events, step: dict, adopted: dict[str, str]) -> None:
         for call in calls:
             events.call(call, when, step)
     else:
-        metrics = table(step.get("metrics"))
-        written = table(metrics.get("extra")).get("cache_creation_input_tokens")
-        usage = normal_usage(
-            metrics.get("prompt_tokens"),
-            metrics.get("cached_tokens"),
-            written,
-            metrics.get("completion_tokens"),
-            includes_cache=True,
-        )
-        several = count(step.get("llm_call_count"))
-        known = metrics.get("prompt_tokens") is not None or metrics.get("completion_tokens") is not None
+        usage, several = _atif_usage(metrics), count(step.get("llm_call_count"))
         events.reply(
             blocks(text, (), step.get("reasoning_content")) + calls,
-            usage if known else {},
+            usage,
             when,
             step,
             stop=extra.get("stop_reason"),
             seconds=extra.get("seconds"),
-            usage_note=f"the sum of {several} model calls" if known and several > 1 else None,
+            usage_note=f"the sum of {several} model calls" if usage and several > 1 else None,
             reported_dollars=metrics.get("cost_usd"),
         )
     for result in rows(table(step.get("observation")).get("results")):
         _atif_result(events, result, when, f"step {step.get('step_id')}", adopted)
+
+
+def _atif_usage(metrics: dict) -> dict:
+    """The normal form of a step's tokens; {} when none were recorded."""
+    if metrics.get("prompt_tokens") is None and metrics.get("completion_tokens") is None:
+        return {}
+    written = table(metrics.get("extra")).get("cache_creation_input_tokens")
+    names = ("prompt_tokens", "cached_tokens", "completion_tokens")
+    total, read, output = (metrics.get(name) for name in names)
+    return normal_usage(total, read, written, output, includes_cache=True)
 
 # %% ../nbs/appendix/standards.ipynb #standards-atif-step-atif-result
 def _atif_result(events: Events, result: dict, when: Any, place: str, adopted: dict[str, str]) -> None:
@@ -148,6 +155,7 @@ def _atif_result(events: Events, result: dict, when: Any, place: str, adopted: d
             is_error=failed,
             seconds=more.get("seconds"),
             exit_code=code,
+            usage=own_usage(more.get("usage")),
         )
 
 # %% ../nbs/appendix/standards.ipynb #standards-otel-values
@@ -410,7 +418,13 @@ def _otel_tool(events: Events, item: dict) -> None:
     answer = "" if answer is None else answer
     text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
     events.result(
-        given, text or failed, item["end"], span, is_error=bool(failed), seconds=item["end"] - item["start"]
+        given,
+        text or failed,
+        item["end"],
+        span,
+        is_error=bool(failed),
+        seconds=item["end"] - item["start"],
+        usage=own_usage(_parsed(attributes.get("harnesslab.usage"))),
     )
 
 # %% ../nbs/appendix/standards.ipynb #standards-otel-items-failed
@@ -434,8 +448,8 @@ def _failed(span: dict) -> str:
 
 # %% ../nbs/appendix/standards.ipynb #standards-agents
 def _looks_agents(data: Any) -> bool:
-    items = rows(data.get("data") if isinstance(data, dict) else data)[:50]
-    return bool(items) and any(str(item.get("object", "")).startswith("trace") for item in items)
+    items = rows(data.get("data") if isinstance(data, dict) else data)
+    return any(str(item.get("object", "")).startswith("trace") for item in items)
 
 
 def _read_agents(data: Any, which: int, events: Events) -> Events:

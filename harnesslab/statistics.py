@@ -9,6 +9,7 @@ __all__ = ['LEVEL', 'FEW_TASKS', 'ERRORS', 'OUTCOMES', 'MEASURES', 'POWER', 'wil
 
 # %% ../nbs/appendix/statistics.ipynb #statistics-imports
 import math
+import numbers
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -267,7 +268,7 @@ def over_tasks(rows: Iterable[dict], k: int, rule: Callable = pass_hat_k) -> Rel
 
 # %% ../nbs/appendix/statistics.ipynb #statistics-measures-code
 def _number(value: Any) -> float:
-    return math.nan if _missing(value) else float(value)
+    return float(value) if isinstance(value, numbers.Real) and not _missing(value) else math.nan
 
 
 MEASURES: dict[str, Callable[[dict], float]] = {
@@ -281,16 +282,24 @@ MEASURES: dict[str, Callable[[dict], float]] = {
 
 
 def cost_per_solved(rows: Iterable[dict]) -> float:
-    """Dollars spent on all runs, failed and broken ones too, for each run that passed.
+    """Dollars spent on all runs, failed and broken ones and their earlier tries too, for each run that passed.
 
     nan when the price of any run is unknown (or nothing was run), inf when nothing passed.
     """
     done = [row for row in _one_label(rows)[1] if outcome(row) != "not run"]
-    spent = math.fsum(_number(row.get("dollars")) for row in done)
+    spent = math.fsum(_number(row.get("dollars")) + _cost_of_tries(row) for row in done)
     solved = sum(outcome(row) == "passed" for row in done)
     if math.isnan(spent) or not done:
         return math.nan
     return spent / solved if solved else math.inf
+
+
+def _cost_of_tries(row: dict) -> float:
+    """Dollars of a run's earlier tries. One that has spent no tokens, or does not know of any, was free."""
+    tries = row["earlier"] if isinstance(row.get("earlier"), list) else []
+    tokens = lambda each: any(not _missing(each.get(name)) and each[name] for name in ("tok_in", "tok_out"))
+    paid = [each for each in tries if tokens(each) or not math.isnan(_number(each.get("dollars")))]
+    return math.fsum(_number(each.get("dollars")) for each in paid)
 
 
 def _mean(values: list[float]) -> float:
@@ -546,14 +555,16 @@ def _needed(is_rate: bool, pairs: list[_Pair]) -> str:
     if tasks >= FEW_TASKS or runs == 1:  # the tasks are the sample
         scatter, now, freedom = _variance(changes), tasks, lambda n: n - 1
         what = f"tasks with {runs} run{'s' * (runs > 1)} per side"
+        rarest = lambda n: 2.0 ** (1 - n)  # p if all n tasks have changed the same way
     else:
         now, freedom, what = runs, lambda n: 2 * tasks * (n - 1), "runs per task and side"
         scatter = math.fsum(_variance(side) for pair in pairs for side in pair) / tasks**2
         if is_rate:  # as if each side had passed once and failed once more: 3 of 3 is no certainty
             passed = [(sum(sum(p[s]) for p in pairs) + 1, sum(len(p[s]) for p in pairs) + 2) for s in (0, 1)]
             scatter = sum(c / n * (1 - c / n) for c, n in passed) / tasks
-        while 2 / math.comb(2 * now + 2, now + 1) ** tasks > 1 - LEVEL:  # a shuffle could not be rare enough
-            now += 1
+        rarest = lambda n: 2 / math.comb(2 * n, n) ** tasks
+    while rarest(now + 1) > 1 - LEVEL:  # so many could not decide whatever they showed
+        now += 1
     count = _enough(change, lambda n: math.sqrt(scatter / n), freedom, now)
     size = "more than 100,000"
     if count:

@@ -79,7 +79,10 @@ def _note(event: dict, used: dict | None) -> str:
     if kind == "nudged":
         return f"the harness nudged the model ({payload.get('kind')}). {payload.get('text', '')}".strip()
     if kind == "history_edited":
-        return f"the history was edited: {payload.get('kind')}. What was cached behind this point is lost."
+        said = payload.get("text") or payload.get("why")
+        edit = f"{payload.get('kind')}: {said}" if said else f"the history was edited: {payload.get('kind')}."
+        changed = payload.get("messages") or payload.get("cleared")  # else words were added at its end
+        return f"{edit} What was cached behind this point is lost." if changed else edit
     if kind == "model_replied" and event is not used:
         words = _words(event, "text")
         reason = f"a reply that led to no call (stop reason {payload.get('stop_reason')})"
@@ -195,17 +198,20 @@ LESSON_PRICES = Prices(1.0, 0.0, 0.1, 1.25, source="the lesson's round numbers: 
 "Ratios for the dashed line when the prices of a model are unknown. Never shown as dollars."
 
 
-def _call(call: ModelCall, prices: Prices, first_moment: int, cached_before: float) -> dict:
-    """One model call as data for the page. `cached_before`: full-price tokens of all calls before it."""
+def _weighed(usage: Usage, prices: Prices) -> float:
+    """Input in tokens of the full price: one that the cache held counts for what it cost."""
+    dear = usage.cache_read * prices.cache_read + usage.cache_write * prices.cache_write
+    return usage.fresh + dear / (prices.input or 1.0)
+
+
+def _call(call: ModelCall, prices: Prices, first_moment: int) -> dict:
+    """One model call as data for the page."""
     usage = call.usage
-    weighed = (
-        prices.cost(Usage(usage.fresh, usage.cache_read, usage.cache_write)) * 1e6 / (prices.input or 1.0)
-    )
     return {
         "u": [_finite(n) for n in (usage.fresh, usage.cache_read, usage.cache_write, usage.output)],
         "in": _finite(usage.input),
         "ci": _finite(call.input_so_far),
-        "cc": _finite(cached_before + weighed),
+        "cc": _finite(_weighed(call.usage_so_far, prices)),
         "d": _finite(call.dollars, None),
         "cd": _finite(call.dollars_so_far, None),
         "z": _finite(call.seconds),
@@ -218,15 +224,12 @@ def _call(call: ModelCall, prices: Prices, first_moment: int, cached_before: flo
 # %% ../nbs/appendix/stepper.ipynb #stepper-calls
 def _calls(folded: Fold, shown: int) -> list[dict]:
     """All model calls as data for the page, each with the moment that it led to."""
-    rows: list[dict] = []
-    cached, leads_to, prices = 0.0, {}, folded.prices or LESSON_PRICES
+    leads_to, prices = {}, folded.prices or LESSON_PRICES
     for moment in folded.moments[:shown]:
         leads_to.setdefault(moment.model_calls, moment.number - 1)
     last = max(0, min(shown, len(folded.moments)) - 1)
-    for number, call in enumerate(folded.calls, start=1):
-        rows.append(_call(call, prices, leads_to.get(number, last), cached))
-        cached = rows[-1]["cc"]
-    return rows
+    rows = enumerate(folded.calls, start=1)
+    return [_call(call, prices, leads_to.get(number, last)) for number, call in rows]
 
 # %% ../nbs/appendix/stepper.ipynb #stepper-run-code
 MOST_EVENTS = 100_000

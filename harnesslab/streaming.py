@@ -15,7 +15,7 @@ from typing import Any, Callable, Iterator
 import httpx
 
 from .loop import ModelError, cancelled, encode_json, run_clock, time_left
-from .wire_errors import status_of
+from .wire_errors import hidden_error, status_of
 
 # %% ../nbs/appendix/streaming.ipynb #streaming-events-code
 class EventReader:
@@ -29,6 +29,7 @@ class EventReader:
         self._rest, self._looked = bytearray(), 0  # what has no line break up to `_looked`
         self._data: list[str] = []
         self._after_return = self._began = False
+        self.found = False  # whether a line with data has come
 
     def feed(self, piece: bytes) -> Iterator[str]:
         """The data of every event that this piece completes."""
@@ -63,6 +64,7 @@ class EventReader:
             self._began, line = True, line.removeprefix("\ufeff")
         name, _, value = line.partition(":")
         if name == "data":
+            self.found = True
             self._data.append(value.removeprefix(" "))
 
 # %% ../nbs/appendix/streaming.ipynb #streaming-anthropic-code
@@ -74,8 +76,13 @@ class StreamFailed(Exception):
         self.error = error if isinstance(error, dict) else {"message": str(error)}
 
 
-_KEYS = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
-_KEYS |= {"input_json_delta": "partial_json"}
+_DELTAS = {  # which blocks a delta belongs into, and the key of its piece
+    "text_delta": (("text",), "text"),
+    "citations_delta": (("text",), "citation"),
+    "thinking_delta": (("thinking",), "thinking"),
+    "signature_delta": (("thinking",), "signature"),
+    "input_json_delta": (("tool_use", "server_tool_use", "mcp_tool_use"), "partial_json"),
+}
 
 
 class MessagesBuilder:
@@ -83,19 +90,19 @@ class MessagesBuilder:
 
     def __init__(self):
         self._message: dict = {}
-        self._blocks: dict[Any, dict] = {}  # by index, in the order in which they began
-        self._pieces: dict[Any, dict[str, list[str]]] = {}  # by index: what has come for each key
+        self._blocks: list[dict] = []  # in the order in which they began
+        self._open: dict[Any, tuple[dict, dict[str, list]]] = {}  # by index: a block, its pieces by key
         self.done = False
 
     def add(self, event: dict) -> str:
         """Take one event; the text in it, for showing. Kinds that are not known are passed over."""
         kind, index = event.get("type"), event.get("index")
-        if kind == "error" or kind is None and event.get("error"):
-            raise StreamFailed(event.get("error"))
         if kind == "message_start":
             self._message = {**event["message"]}
         elif kind == "content_block_start":
-            self._blocks[index], self._pieces[index] = {**event["content_block"]}, {}
+            self._end_block(index)  # of a server that numbers its blocks badly
+            self._blocks.append({**event["content_block"]})
+            self._open[index] = self._blocks[-1], {}
         elif kind == "content_block_delta":
             return self._add_delta(index, event["delta"])
         elif kind == "content_block_stop":
@@ -109,20 +116,22 @@ class MessagesBuilder:
         return ""
 
     def _add_delta(self, index: Any, delta: dict) -> str:
-        if delta["type"] == "citations_delta":
-            block = self._blocks[index]
-            block["citations"] = [*(block.get("citations") or []), delta["citation"]]
-        if key := _KEYS.get(delta["type"]):
-            self._pieces[index].setdefault(key, []).append(delta[key])
-        return delta["text"] if delta["type"] == "text_delta" else ""
+        block, pieces = self._open[index]
+        kinds, key = _DELTAS.get(delta["type"], ((), ""))
+        if block.get("type") not in kinds:
+            return ""
+        pieces.setdefault(key, []).append(delta[key])
+        return delta["text"] if key == "text" else ""
 
     def _end_block(self, index: Any) -> str:
         """Join what has come for a block. Its arguments are parsed here and not earlier: half of a JSON
-        text may be valid, and mean something else."""
-        block, pieces = self._blocks[index], self._pieces.pop(index, {})
+        text may be valid, and mean something else. No text leaves those that came with the start."""
+        block, pieces = self._open.pop(index, ({}, {}))
         for key, parts in pieces.items():
-            if key == "partial_json":
-                block["input"] = _parse_arguments("".join(parts))
+            if key == "citation":
+                block["citations"] = [*(block.get("citations") or []), *parts]
+            elif key == "partial_json":
+                block["input"] = _parse_arguments("".join(parts), block.get("input", {}))
             else:
                 block[key] = block.get(key, "") + "".join(parts)
         return "\n" if block.get("type") == "text" and block["text"] else ""
@@ -131,22 +140,19 @@ class MessagesBuilder:
         """The whole message, as it would have come in one piece; None if the stream ended too early."""
         if not self.done or not self._message:
             return None
-        for index in list(self._pieces):
+        for index in list(self._open):
             self._end_block(index)
-        blocks = list(self._blocks.values())
-        if (
-            self._message.get("stop_reason") == "max_tokens"
-            and blocks
-            and isinstance(blocks[-1].get("input"), str)
-        ):
-            blocks[-1]["input"] = {}  # a call that was cut: in one piece, the API sends it without arguments
-        return {**self._message, "content": blocks}
+        last = self._blocks[-1] if self._blocks else {}
+        if self._message.get("stop_reason") == "max_tokens" and isinstance(last.get("input"), str):
+            last["input"] = {}  # a call that was cut: in one piece, the API sends it without arguments
+        return {**self._message, "content": self._blocks}
 
 
-def _parse_arguments(text: str) -> Any:
-    """The arguments of a call; a text that is no JSON stays a text, and the loop will not run it."""
+def _parse_arguments(text: str, given: Any) -> Any:
+    """The arguments of a call, the `given` ones if there is no text. A text that is no JSON stays a text, and
+    the loop will not run it."""
     try:
-        return json.loads(text, parse_constant=str) if text.strip() else {}
+        return json.loads(text, parse_constant=str) if text.strip() else given
     except (ValueError, RecursionError):
         return text
 
@@ -160,21 +166,25 @@ class ChatBuilder:
         self._calls: list[dict] = []
         self._at: dict[Any, dict] = {}  # by index: the call whose pieces come there
         self._reason = self._usage = None
-        self._begun = self.done = False
+        self._begun = self.done = self._by_delta = False
 
     def add(self, event: dict) -> str:
         """Take one event; the text in it, for showing."""
-        if event.get("error"):
-            raise StreamFailed(event["error"])
         self._head = self._head or {key: event[key] for key in ("id", "created", "model") if key in event}
         self._usage = event.get("usage") or self._usage
         shown = ""
         for choice in event.get("choices") or []:
             if choice.get("index", 0) == 0:
                 self._begun = True
-                shown += self._add_delta(choice.get("delta") or {})
+                shown += self._add_delta(self._delta_of(choice))
                 self._reason = choice.get("finish_reason") or self._reason
         return shown
+
+    def _delta_of(self, choice: dict) -> dict:
+        """The delta, or the message that some servers send in place of all of them."""
+        delta = choice.get("delta") or {}
+        self._by_delta = self._by_delta or any(value for key, value in delta.items() if key != "role")
+        return delta if self._by_delta else choice.get("message") or delta
 
     def _add_delta(self, delta: dict) -> str:
         for key, value in delta.items():
@@ -237,6 +247,7 @@ LARGEST_REPLY = 64_000_000
 """Bytes that one answer may have, unpacked. The largest real replies have a few."""
 
 _PACKED = ("", "identity", "gzip", "deflate")
+_MARK = b"\xef\xbb\xbf"  # a mark that some put in front of what they send
 
 
 def reply_pieces(response: httpx.Response) -> Iterator[bytes]:
@@ -255,7 +266,7 @@ def reply_pieces(response: httpx.Response) -> Iterator[bytes]:
 
 def in_one_piece(response: httpx.Response) -> httpx.Response:
     """The same answer, read to its end."""
-    content = b"".join(reply_pieces(response)).removeprefix(b"\xef\xbb\xbf")  # a mark that some put in front
+    content = b"".join(reply_pieces(response)).removeprefix(_MARK)
     return _rebuilt(response, response.status_code, content, response.headers.get("content-type", ""))
 
 
@@ -289,11 +300,13 @@ def collect(
     run's time is up or somebody pressed stop, ModelError for a stream without end.
     """
     builder, reader, shown = BUILDERS[wire](), EventReader(), _Shown(on_text)
+    before = bytearray()  # what came before the first event
     try:
         pieces = reply_pieces(response)
         for piece in pieces:
             if cancelled() or time_left() <= 0:
                 raise httpx.ReadTimeout("no whole reply in time")
+            before += b"" if reader.found else piece
             for data in reader.feed(piece):
                 shown(_add(builder, data))
             if builder.done:
@@ -302,6 +315,8 @@ def collect(
         with contextlib.suppress(httpx.RemoteProtocolError):  # the half event of a stream that was cut
             for data in reader.end():
                 shown(_add(builder, data))
+        if not reader.found and _is_object(before):
+            return _rebuilt(response, 200, bytes(before).removeprefix(_MARK), "application/json")
         reply = _whole(builder)
     except StreamFailed as failed:
         shown.broke_off()
@@ -324,10 +339,19 @@ def _add(builder: Any, data: str) -> str:
         builder.done = True
         return ""
     try:
-        text = builder.add(json.loads(data, parse_constant=str))
+        event = json.loads(data, parse_constant=str)
+        if error := hidden_error(event):
+            raise StreamFailed(error)
+        text = builder.add(event)
     except _NO_SENSE:
         raise httpx.RemoteProtocolError("an event of the stream makes no sense") from None
     return text if isinstance(text, str) else ""  # what is no text spoils the reply later, when it is joined
+
+
+def _is_object(body: bytes) -> bool:
+    with contextlib.suppress(ValueError, RecursionError):
+        return isinstance(json.loads(body), dict)
+    return False
 
 
 def _whole(builder: Any) -> dict:

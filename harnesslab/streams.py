@@ -8,6 +8,7 @@ __all__ = ['STREAM_FORMATS', 'family_order']
 # %% ../nbs/appendix/streams.ipynb #streams-imports
 import heapq
 import json
+import re
 from typing import Any
 
 # %% ../nbs/appendix/streams.ipynb #streams-imports-ours
@@ -66,7 +67,7 @@ def _looks_claude(data: Any) -> bool:
         line.get("type") in ("user", "assistant")
         and isinstance(line.get("message"), dict)
         and ("uuid" in line or "sessionId" in line)
-        for line in rows(data)[:200]
+        for line in rows(data)
     )
 
 
@@ -74,9 +75,10 @@ def _read_claude(data: Any, which: int, events: Events) -> Events:
     lines = [line for line in family_order(rows(data)) if line.get("type") in ("user", "assistant", "system")]
     main = [line for line in lines if not line.get("isSidechain")]
     _claude_run(main or lines, events)  # the file of a sub-agent has nothing but its own lines
-    for key, side in _sidechains(lines).items() if main else ():
-        child = _claude_run(side, Events())
-        events.adopt(_who_asked(main, side, key), child)
+    sides = _sidechains(lines) if main else {}
+    asked = _who_asked(main, sides)
+    for key, side in sides.items():
+        events.adopt(asked[key], _claude_run(side, Events()))
     return events
 
 # %% ../nbs/appendix/streams.ipynb #streams-claude-claude-run
@@ -100,7 +102,8 @@ def _claude_run(lines: list[dict], events: Events) -> Events:
         events.at = f"message {number} ({line.get('uuid')})"
         if line is not first:
             _claude_line(events, line, groups)
-    _claude_end(events, lines[-1])
+    said = (line for line in reversed(lines) if line.get("type") != "system" and not line.get("isMeta"))
+    _claude_end(events, next(said, lines[-1]))  # what the tool notes afterwards is no part of the story
     return events
 
 
@@ -117,17 +120,22 @@ def _sidechains(lines: list[dict]) -> dict[str, list[dict]]:
     return found
 
 # %% ../nbs/appendix/streams.ipynb #streams-claude-who-asked
-def _who_asked(main: list[dict], side: list[dict], key: str) -> str:
-    """The id of the call that started a sub-agent: its result names the agent, or its prompt is the agent's
-    task."""
-    task = next(filter(None, map(_claude_words, side)), "")
+def _who_asked(main: list[dict], sides: dict[str, list[dict]]) -> dict[str, str]:
+    """From each sub-agent to the id of the call that started it: the one whose result names the agent, or
+    else the first whose prompt is the agent's task and that is no other agent's."""
+    asked, prompts = {}, {}
     for line in main:
+        agent = table(line.get("toolUseResult")).get("agentId")
         for block in rows(table(line.get("message")).get("content")):
-            if block.get("type") == "tool_result" and table(line.get("toolUseResult")).get("agentId") == key:
-                return str(block.get("tool_use_id"))
-            if block.get("type") == "tool_use" and task and table(block.get("input")).get("prompt") == task:
-                return str(block.get("id"))
-    return f"sidechain {key}"
+            if block.get("type") == "tool_result" and isinstance(agent, str):
+                asked.setdefault(agent, str(block.get("tool_use_id")))
+            if block.get("type") == "tool_use":
+                prompts[str(block.get("id"))] = table(block.get("input")).get("prompt")
+    for key, side in sides.items():
+        task = next(filter(None, map(_claude_words, side)), None)
+        free = (call for call, prompt in prompts.items() if task == prompt and call not in asked.values())
+        asked[key] = asked.get(key) or next(free, "") or f"sidechain {key}"
+    return asked
 
 
 def _claude_key(line: dict) -> Any:
@@ -223,7 +231,7 @@ def _claude_end(events: Events, last: dict) -> None:
 # %% ../nbs/appendix/streams.ipynb #streams-codex
 def _looks_codex(data: Any) -> bool:
     kinds = {"session_meta", "turn_context", "response_item", "event_msg"}
-    return any(r.get("type") in kinds and isinstance(r.get("payload"), dict) for r in rows(data)[:50])
+    return any(r.get("type") in kinds and isinstance(r.get("payload"), dict) for r in rows(data))
 
 
 def _read_codex(data: Any, which: int, events: Events) -> Events:
@@ -238,12 +246,13 @@ def _read_codex(data: Any, which: int, events: Events) -> Events:
     users = [text_of(m.get("content")) for m in said if m.get("role") == "user"]
     # words in angle brackets are the harness's own
     task = next((text for text in users if not text.startswith("<")), "")
+    instructions = (meta.get("base_instructions"), meta.get("instructions"))
     events.name(meta.get("id"))
     events.start(
         task,
         lines[0].get("timestamp"),
         lines[0],
-        system=text_of(meta.get("instructions")),
+        system="\n\n".join(filter(None, map(text_of, instructions))),
         model=model,
         agent_version=meta.get("cli_version"),
     )
@@ -252,7 +261,9 @@ def _read_codex(data: Any, which: int, events: Events) -> Events:
         events.at = f"line {number + 1}"
         reply.take(line, line["payload"], task)
     reply.close()
-    if events.answer and not events.open_calls:
+    if reply.aborted is not None:
+        events.end("interrupted", None, lines[-1], error=reply.aborted)
+    elif events.answer and not events.open_calls:
         events.end("done", None, lines[-1])
     return events
 
@@ -264,12 +275,18 @@ class _CodexReply:
         self.events, self.task_seen = events, False
         self.parts, self.line = [], None  # what the reply has so far, and the line of its last part
         self.last, self.total = None, None  # the reply that waits for its tokens, and the last total
+        self.aborted = None  # why the last turn was broken off, if it was
 
     def take(self, line: dict, payload: dict, task: str) -> None:
         kind, when = payload.get("type"), line.get("timestamp")
         if line.get("type") == "event_msg":
             if kind == "token_count":
                 self.tokens(table(payload.get("info")))
+            elif kind == "turn_aborted":
+                self.close()
+                self.aborted = text_of(payload.get("reason"))
+            elif kind in ("task_started", "turn_started", "user_message"):
+                self.aborted = None
         elif line.get("type") == "compacted":
             self.close()
             self.events.said("compact", text_of(payload.get("message")), when, line)
@@ -286,7 +303,7 @@ class _CodexReply:
             self.task_seen = self.task_seen or text == task
         elif kind in ("message", "reasoning") or str(kind).endswith("_call"):
             self.parts.append(payload)
-            self.line = line
+            self.line, self.aborted = line, None
 
     def close(self) -> None:
         if self.parts:
@@ -307,7 +324,18 @@ class _CodexReply:
             self.last = self.events.reply(
                 blocks(text, calls, thinking), {}, self.line.get("timestamp"), self.parts
             )
+            for n, p in enumerate(self.parts, 1):
+                if p["type"].endswith("_call") and not p.get("call_id"):
+                    self.hosted(p, self.parts[n:])
             self.parts = []
+
+    def hosted(self, call: dict, after: list[dict]) -> None:
+        """A call that the provider ran itself, in the middle of the reply: its output is never written down.
+        `after`: the rest of the reply."""
+        name, failed = call.get("name") or call["type"], call.get("status") == "failed"
+        text = "(the provider ran this call itself, and its output is not in the file)"
+        self.events.result(None, text, self.line.get("timestamp"), call, is_error=failed, name=name)
+        self.events.answer = "\n".join(text_of(p.get("content")) for p in after if p["type"] == "message")
 
     def tokens(self, info: dict) -> None:
         self.close()
@@ -321,10 +349,20 @@ class _CodexReply:
     def output(self, payload: dict, when: Any, line: dict) -> None:
         given = payload.get("output")
         inner = arguments_of(given) if isinstance(given, str) and given.startswith("{") else table(given)
-        code = table(inner.get("metadata")).get("exit_code")
         text = text_of(inner.get("output", inner.get("content"))) or text_of(given)
+        code = table(inner.get("metadata")).get("exit_code", _exit_code(text))
         failed = code not in (None, 0) or inner.get("success") is False
         self.events.result(payload.get("call_id"), text, when, line, is_error=failed, exit_code=code)
+
+
+_EXITED = re.compile(r"^(?:Process exited with code|Exit code:) (-?\d{1,9})$", re.MULTILINE)
+
+
+def _exit_code(text: str) -> int | None:
+    """The exit code from the lines that newer versions put before a command's output."""
+    head, output, _ = text.partition("\nOutput:")
+    found = _EXITED.search(head) if output else None
+    return int(found[1]) if found else None
 
 # %% ../nbs/appendix/streams.ipynb #streams-oh0
 def _looks_oh0(data: Any) -> bool:

@@ -9,12 +9,16 @@ __all__ = ['Task', 'Failed', 'Files', 'FolderCopy', 'Edits', 'Patch', 'value_of'
 
 # %% ../nbs/appendix/tasks.ipynb #tasks-imports
 import ast
+import builtins
 import inspect
 import json
 import os
 import re
 import shutil
+import symtable
+import sys
 import tempfile
+import textwrap
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -54,9 +58,13 @@ class Task:
             raise UsageError(f"Task {self.id}: the prompt is empty; say what the agent shall do.")
         if not isinstance(self.version, str) or not self.version:
             raise UsageError(f'Task {self.id}: the version is a text such as "1", not {self.version!r}.')
+        if isinstance(self.protected, str):
+            raise UsageError(f"Task {self.id}: protected is a tuple of paths, not the text {self.protected!r}.")
         for path in self.protected:
             if not _is_inside(path):
                 raise UsageError(f"Task {self.id}: the protected path {path!r} is not one inside the repo.")
+        plain = tuple(PurePosixPath(path).as_posix() for path in self.protected)  # without `./` and `//`
+        object.__setattr__(self, "protected", plain)
 
 
 class Failed(Exception):
@@ -420,9 +428,8 @@ def load_tasks(folder: str | Path) -> list[Task]:
         raise UsageError(f"There is no folder {folder}: name one that holds a folder for each task.")
     if (folder / "task.toml").exists():
         return [_load_task(folder)]
-    places = sorted(
-        place for place in folder.iterdir() if place.is_dir() and not place.name.startswith((".", "_"))
-    )
+    aside = lambda place: place.name.startswith((".", "_")) and not (place / "task.toml").exists()
+    places = sorted(place for place in folder.iterdir() if place.is_dir() and not aside(place))
     if not places:
         raise UsageError(f"{folder} holds no tasks: each is a folder with a task.toml and a folder repo.")
     return [_load_task(place) for place in places]
@@ -441,9 +448,7 @@ def _load_task(place: Path) -> Task:
     patch, files = place / "solution.patch", place / "solution"
     if patch.exists() and files.exists():
         raise UsageError(f"{place}: there are two solutions, a folder and a patch; keep one.")
-    solution = (
-        Patch(patch.read_text()) if patch.exists() else FolderCopy(str(files)) if files.exists() else None
-    )
+    solution = _read_difference(files) if patch.exists() or files.exists() else None
     check, start = _load_check(place, facts["check"]), FolderCopy(str(place / "repo"))
     protected = tuple(facts.get("protected", ()))
     try:
@@ -477,13 +482,21 @@ def _check_keys(where: str, table: dict, known: dict[str, type]) -> None:
             raise UsageError(f"{where}: {key} must be {kind}.")
 
 
+def _read_difference(target: Path) -> Callable[[Path], Any]:
+    """What `_save_difference` wrote: a folder of files, or a patch beside where it would be."""
+    patch = target.with_suffix(".patch")
+    if not patch.exists():
+        return FolderCopy(str(target))
+    return Patch(patch.read_bytes().decode("utf-8", "surrogateescape"))  # byte by byte: line ends count
+
+
 def _load_check(place: Path, table: dict[str, Any]) -> Callable[[Any], None]:
     kinds = [kind for kind in ("judge", "script", "fail_to_pass") if table.get(kind)]
     if len(kinds) != 1:
         raise UsageError(f"{place}: the table [check] needs exactly one of judge, script and fail_to_pass.")
     checks, more = place / "checks", {key: table[key] for key in ("python", "packages") if key in table}
     if kinds == ["fail_to_pass"]:
-        tests = FolderCopy(str(checks)) if checks.is_dir() else None
+        tests = _read_difference(checks) if checks.is_dir() or (place / "checks.patch").exists() else None
         return HiddenTests(tuple(table["fail_to_pass"]), tuple(table.get("pass_to_pass", ())), tests, **more)
     name = table[kinds[0]]
     if not _is_inside(name) or not (checks / name).is_file():
@@ -502,7 +515,7 @@ def _load_check(place: Path, table: dict[str, Any]) -> Callable[[Any], None]:
 # %% ../nbs/appendix/tasks.ipynb #tasks-save
 def save_tasks(tasks: Iterable[Task], folder: str | Path) -> Path:
     """Write tasks as a folder that `load_tasks` reads. `folder` must be absent or empty. UsageError for a
-    task whose check is not made of data and not a plain function."""
+    task whose check is neither made of data nor a function that can be written down with what it uses."""
     folder = Path(folder).absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists and is not an empty folder: choose a new one for the tasks.")
@@ -553,41 +566,99 @@ def _save_check(task: Task, checks: Path) -> dict[str, Any]:
         return {key: getattr(check, key) for key in keys if getattr(check, key) not in ("", ())}
     if isinstance(check, Script):
         FolderCopy(check.checks)(checks)
-        return {"script": check.name}
+        more = {key: getattr(check, key) for key in ("python", "packages") if getattr(check, key)}
+        return {"script": check.name, **more}
     if not isinstance(check, Judge) and not inspect.isfunction(check):
         raise UsageError(
             f"Task {task.id}: its check is neither a function nor made of data, so it cannot be saved."
         )
-    text = check.text if isinstance(check, Judge) else _judge_text(check)
+    text = check.text if isinstance(check, Judge) else _judge_text(task.id, check)
     (checks / "judge.py").write_text(text, encoding="utf-8")
     return {"judge": "judge.py"}
 
 # %% ../nbs/appendix/tasks.ipynb #tasks-save-judge
-def _names_in(code: Any) -> set[str]:
-    """The global names that a function uses, and the functions inside it."""
-    inner = [each for each in code.co_consts if inspect.iscode(each)]
-    return set(code.co_names).union(*map(_names_in, inner))
+def _globals_of(text: str) -> set[str]:
+    """The global names that a program text uses and does not define itself, built-in ones left out."""
+    tables, used = [symtable.symtable(text, "judge.py", "exec")], set()
+    for table in tables:
+        tables += table.get_children()
+        outside = table.get_type() == "module"
+        used |= {each.get_name() for each in table.get_symbols() if each.is_global() or outside}
+    defined = {each.get_name() for each in tables[0].get_symbols() if each.is_assigned()}
+    return used - defined - set(dir(builtins))
 
 
-def _judge_text(check: Callable) -> str:
-    """A judge that is a function of this module, as the text of a file: its imports, its helpers, itself as
-    `check`."""
-    modules, ours, helpers, waiting = set(), set(), [], [check]
-    while waiting:
-        function = waiting.pop()
-        helpers.insert(0, function)
-        for name in sorted(_names_in(function.__code__) & function.__globals__.keys()):
-            value = function.__globals__[name]
-            if inspect.ismodule(value):
-                modules.add(f"import {value.__name__}")
-            elif name.startswith("_") and inspect.isfunction(value):
-                waiting.append(value)
-            elif name in ("Failed", "output_of", "value_of"):
-                ours.add(name)
-    start = [*sorted(modules), *([f"from harnesslab.tasks import {', '.join(sorted(ours))}"] if ours else [])]
-    text = "\n\n".join(inspect.getsource(function).rstrip() + "\n" for function in helpers)
-    text = re.sub(rf"def {check.__name__}\(.*", "def check(bench):", text)
-    return "\n".join(start) + "\n\n\n" + text
+def _judge_text(task: str, check: Callable) -> str:
+    """A judge that is a function, as the text of a file: its imports, what else of its module it uses, itself,
+    called `check`. UsageError for what no file can say."""
+    modules, froms, parts, done = set(), {}, [], set()
+
+    def take(name: str, value: Any) -> None:
+        """Write down what `name` stands for, after all that it uses."""
+        if name in done:
+            return
+        done.add(name)
+        own_name = getattr(value, "__name__", "")
+        if inspect.ismodule(value):
+            modules.add(f"import {own_name}" + (f" as {name}" if name != own_name.split(".")[0] else ""))
+        elif name in ("Failed", "output_of", "value_of") and value is globals()[name]:
+            froms.setdefault("harnesslab.tasks", set()).add(name)
+        elif _comes_with(value, check):
+            word = own_name + (f" as {name}" if name != own_name else "")
+            froms.setdefault(value.__module__, set()).add(word)
+        elif own_name == name and name.isidentifier() and _is_plain_text(value):
+            text = textwrap.dedent(inspect.getsource(value)).rstrip() + "\n"
+            known = sys.modules[value.__module__].__dict__ if inspect.isclass(value) else value.__globals__
+            for used in sorted(_globals_of(text) & known.keys()):
+                take(used, known[used])
+            parts.append(text)
+        else:
+            if not _is_literal(value):
+                raise UsageError(
+                    f"Task {task}: its check uses {name!r}, which cannot be written into a file. Give the "
+                    "check as a judge: a file with a function check(bench)."
+                )
+            parts.append(f"{name} = {value!r}\n")
+
+    take(check.__name__, check)
+    if check.__name__ != "check" and "check" in done:
+        raise UsageError(f"Task {task}: its check uses something else that is called check: rename it.")
+    lines = [f"from {module} import {', '.join(sorted(words))}" for module, words in froms.items()]
+    start = "\n".join([*sorted(modules), *sorted(lines)])
+    return start + "\n\n\n" + _named_check("\n\n".join(parts), check.__name__)
+
+
+def _named_check(text: str, name: str) -> str:
+    """The text with a function `check` in place of the one with this name, or, if that is used, beside it."""
+    if name == "check":
+        return text
+    if len(re.findall(rf"\b{name}\b", text)) == 1:
+        return re.sub(rf"\b{name}\b", "check", text)
+    return f"{text}\n\ndef check(bench):\n    {name}(bench)\n"
+
+
+def _is_literal(value: Any) -> bool:
+    try:
+        return ast.literal_eval(repr(value)) == value
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return False
+
+
+def _comes_with(value: Any, check: Callable) -> bool:
+    """Can it be imported from where it was defined: another module than the check's, or our public ones?"""
+    module, name = (getattr(value, each, None) or "" for each in ("__module__", "__name__"))
+    ours = module.startswith("harnesslab.") and not name.startswith("_") and value is not check
+    is_there = getattr(sys.modules.get(module), name, None) is value if name else False
+    return is_there and module != "__main__" and (ours or module != check.__module__)
+
+
+def _is_plain_text(value: Any) -> bool:
+    """A function or class whose text says all: no value of a surrounding function, no wrapper."""
+    function = inspect.isfunction(value) and not value.__closure__ and not hasattr(value, "__wrapped__")
+    try:
+        return bool((function or inspect.isclass(value)) and inspect.getsource(value))
+    except (OSError, TypeError):
+        return False
 
 # %% ../nbs/appendix/tasks.ipynb #tasks-swe-files
 @dataclass(frozen=True)
@@ -635,12 +706,10 @@ def swe_bench_tasks(
 
 def _read_rows(path: Path) -> list[dict]:
     try:
-        text = path.read_text(encoding="utf-8")
-        return (
-            json.loads(text)
-            if text.lstrip().startswith("[")
-            else [json.loads(line) for line in text.splitlines() if line.strip()]
-        )
+        text = path.read_text(encoding="utf-8-sig")
+        if text.lstrip().startswith("["):
+            return json.loads(text)
+        return [json.loads(line) for line in text.split("\n") if line.strip()]
     except (OSError, ValueError) as error:
         raise UsageError(f"The rows in {path} cannot be read: {error}.") from None
 
@@ -649,6 +718,9 @@ def _row_task(number: int, row: Any, repos: Any, python: str) -> Task:
     missing = [key for key in _ROW_KEYS if not (isinstance(row, Mapping) and row.get(key))]
     if missing:
         raise UsageError(f"Row {number} has no {missing[0]}; each row needs {', '.join(_ROW_KEYS)}.")
+    for key in (*_ROW_KEYS[:3], "patch", "test_patch"):
+        if row.get(key) and not isinstance(row[key], str):
+            raise UsageError(f"Row {number}: {key} is not a text.")
     clone, commit = _clone_of(row["repo"], repos), row["base_commit"]
     try:
         run_git(clone, "cat-file", "-e", f"{commit}^{{commit}}")

@@ -36,7 +36,7 @@ from typing import Annotated, Any, Callable, Iterable, Iterator
 
 import pydantic  # its parts load when they are first used, so importing harnesslab stays cheap
 
-from .loop import ToolResult, UsageError, cancelled, mend, time_left
+from .loop import ToolResult, UsageError, _as_result, cancelled, mend, time_left
 
 # %% ../nbs/01_tools.ipynb #tools-error-code
 MAX_OUT = 8_000
@@ -115,6 +115,11 @@ def _show(text: str) -> str:
 # %% ../nbs/01_tools.ipynb #tools-visible
 def _visible(character: str) -> str:
     return character if character.isprintable() else character.encode("unicode_escape").decode()
+
+
+def _cut(text: str, limit: int) -> str:
+    """A part of a line: cut to `limit` characters, and the cut is marked."""
+    return text if len(text) <= limit else text[:limit] + "..."
 
 # %% ../nbs/01_tools.ipynb #tools-open-code
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -439,9 +444,11 @@ def _read_matches(command: list[str], root: Path) -> tuple[list[tuple[str, int, 
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
+    poller = select.poll()
+    poller.register(process.stdout, select.POLLIN)
     try:
         while not why:
-            ready, _, _ = select.select([process.stdout], [], [], 0.05)
+            ready = poller.poll(50)
             block = os.read(process.stdout.fileno(), 65_536) if ready else b""
             if ready and not block:
                 break
@@ -454,16 +461,15 @@ def _read_matches(command: list[str], root: Path) -> tuple[list[tuple[str, int, 
                     "The search was stopped early, so the count is a lower bound. Narrow the "
                     "pattern or the path."
                 )
-        complaint = b"" if why else process.stderr.read(4_000)
-        if not why and process.wait(timeout=5) == 2 and not count:
-            if complaint.strip():
+        if not why and not count:
+            if complaint := process.stderr.read(4_000).strip():
                 reason = " ".join(complaint.decode("utf-8", "replace").split())
                 raise ToolError(
-                    f"ripgrep could not use the pattern: {reason[:500]} Escape special characters to "
+                    f"ripgrep could not use the pattern: {_cut(reason, 500)} Escape special characters to "
                     "search for "
                     "them as they are."
                 )
-            why = "Some files could not be read."
+            why = "Some files could not be read." if process.wait(timeout=5) == 2 else ""
     finally:
         process.kill()
         process.wait()
@@ -524,7 +530,10 @@ def edit_file(
     errors: str = "v2",
 ) -> str:
     """Replace exactly one occurrence of old by new, or create a new file. Returns the changed lines with
-    their numbers."""
+    their numbers.
+
+    Line ends are the file's, whatever kind `old` and `new` have. `errors`: see `file_tools`. ToolError, and
+    nothing is changed, for everything that cannot be done exactly so."""
     parts = _parts(path)
     if not parts:
         raise ToolError("'.' is a folder. Name a file.")
@@ -533,9 +542,7 @@ def edit_file(
             return _create(root, parts, new)
         before, info = _read_for_edit(root, path)
         span = _find_once(path, before, old, errors)
-        ending = "\r\n" if before.count("\r\n") * 2 > before.count("\n") else "\n"
-        new = new.replace("\r\n", "\n").replace("\n", "\r\n") if ending == "\r\n" else new
-        after = before[: span[0]] + mend(new) + before[span[1] :]
+        after = _replaced(before, span, old, mend(new))
         if after == before:
             raise ToolError("old and new are the same text, so there is nothing to change.")
         _replace_file(root, parts, after.encode("utf-8"), info)
@@ -614,44 +621,136 @@ def _place(text: str, at: int) -> int:
 
 _MANY = 1_000
 
+
+def _replaced(text: str, span: tuple[int, int], old: str, new: str) -> str:
+    """The text with `new` in the place of `old`, which stands at `span`. Only what differs is touched, and each
+    new line break is of the kind that stood there, else of the nearest one's."""
+    old, new = old.replace("\r\n", "\n"), new.replace("\r\n", "\n")
+    head = len(os.path.commonprefix([old, new]))
+    tail = len(os.path.commonprefix([old[head:][::-1], new[head:][::-1]]))
+    part = text[slice(*span)]
+    start, end = _place(part, head), _place(part, len(old) - tail)
+    usual = "\r\n" if text.count("\r\n") * 2 > text.count("\n") else "\n"
+    before, there, after = (re.findall("\r?\n", each) for each in (part[:start], part[start:end], part[end:]))
+    breaks = there or before[-1:] or after[:1] or [usual]
+    *lines, last = new[head : len(new) - tail].split("\n")
+    lines = [line + breaks[min(i, len(breaks) - 1)] for i, line in enumerate(lines)]
+    return text[: span[0]] + part[:start] + "".join(lines) + last + part[end:] + text[span[1] :]
+
 # %% ../nbs/01_tools.ipynb #tools-closest
+_MOST_LINES = 200_000
+
+
 def _closest(text: str, old: str) -> str:
-    """The real lines that resemble `old` most, with their numbers, and what differs. First a quick look at
-    every line
-    for short pieces of the wanted one, then a close look at the best thirty."""
-    wanted = max(old.replace("\r\n", "\n").split("\n"), key=lambda line: len(line.strip()))
-    squeezed = "".join(wanted.split())
-    size = min(3, len(squeezed))
-    step = max(1, len(squeezed) // 40)
-    pieces = {squeezed[i : i + size] for i in range(0, max(1, len(squeezed) - size + 1), step)}
-    lines = text.replace("\r\n", "\n").split("\n")[:20_000]
-    likely = []
-    for number, line in enumerate(lines, start=1):
-        bare = "".join(line[:1_000].split())
-        likely.append((-sum(piece in bare for piece in pieces), number, bare[:300], line))
-    scored = []
-    for _, number, bare, line in heapq.nsmallest(30, likely, key=lambda each: each[:2]):
-        score = difflib.SequenceMatcher(None, bare, squeezed[:300], autojunk=False).ratio()
+    """The real lines that resemble `old` most, with their numbers, and what differs. `old` is placed by its
+    longest line."""
+    text, old = text.replace("\r\n", "\n"), old.replace("\r\n", "\n")
+    if (at := text.replace("\r", "\n").find(old)) >= 0:
+        number = text.count("\n", 0, at) + 1
+        return f" It is there in line {number}, with \\r as line end. Write \\r where the file has it."
+    if old.strip() and text.endswith(old.removesuffix("\n")):
+        return " The file ends with it, but has no line break at its end. Leave out the last one of old."
+    lines, asked = text.split("\n"), old.split("\n")
+    key = max(range(len(asked)), key=lambda at: len(asked[at].strip()))
+    best = _similar(lines[:_MOST_LINES], asked[key])
+    if not best:
+        few = len(lines) <= _MOST_LINES
+        none = "No line of the file" if few else f"None of the first {_MOST_LINES:,} of {len(lines):,} lines"
+        return f" {none} resembles it. Read the file before the next edit."
+    best.sort(key=lambda each: (-_agreeing(lines, asked, each[1] - key), -each[0], each[1]))
+    shown = "".join(_shown_line(at + 1, lines[at], part) for _, at, part in best[:3])
+    compared = _compared(lines, asked, key, *best[0][1:])
+    return f"{shown}\n{compared} Take the text exactly as the file has it."
+
+
+def _shown_line(number: int, line: str, part: str) -> str:
+    """A line with its number; of a long one 300 characters, around the part that counts."""
+    start = max(0, line.find(part) - 100) if len(line) > 300 else 0
+    where = f", from character {start + 1:,}" if start else ""
+    return f"\nclosest line {number}{where}: {_cut(line[start:], 300)!r}"
+
+# %% ../nbs/01_tools.ipynb #tools-similar
+def _similar(lines: list[str], wanted: str) -> list[tuple[float, int, str]]:
+    """(how similar, the line's place, the line or the part of it that resembles the wanted one). First a quick
+    look at every line for short pieces of the wanted one, then a close look at the best thirty. White space
+    does not count."""
+    wanted = "".join(wanted.split())
+    size = min(3, len(wanted))
+    spots = range(0, max(1, len(wanted) - size + 1), max(1, len(wanted) // 40))
+    pieces = {wanted[at : at + size]: at for at in spots}
+    bare = (("".join(line.split()), at) for at, line in enumerate(lines))
+    likely = ((-sum(piece in line for piece in pieces), at, line) for line, at in bare)
+    found = []
+    for _, at, line in heapq.nsmallest(30, likely, key=lambda each: each[:2]) if wanted else ():
+        score, part = _ratio(line, wanted), lines[at]
+        if len(line) > 1.5 * len(wanted):  # perhaps a part of a long line
+            start = _best_start(line, len(wanted), pieces)
+            inner = _ratio(line[start : start + len(wanted)], wanted)
+            if inner > max(0.75, score):
+                score, part = inner, _with_spaces(part, start, start + len(wanted))
         if score > 0.5:
-            scored.append((-score, number, line))
-    if not scored or not squeezed:
-        return " No line of the file resembles it. Read the file before the next edit."
-    best = sorted(scored)[:3]
-    shown = "".join(f"\nclosest line {number}: {line[:300]!r}" for _, number, line in best)
-    difference = _difference(wanted, best[0][2])
-    return (
-        f"{shown}\nCompared with the first of these, {difference} Take the text exactly as the file has it."
+            found.append((score, at, part))
+    return found
+
+
+def _ratio(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one[:300], other[:300], autojunk=False).ratio()
+
+
+def _best_start(line: str, size: int, pieces: dict[str, int]) -> int:
+    """Where in a line most of the pieces stand together, judged by the ones that are rarest in it."""
+    rare = sorted((piece for piece in pieces if piece in line), key=line.count)[:10]
+    finds = {piece: itertools.islice(re.finditer(re.escape(piece), line), 200) for piece in rare}
+    starts = {max(0, find.start() - pieces[piece]) for piece in rare for find in finds[piece]}
+    together = lambda start: sum(piece in line[start : start + size] for piece in pieces)
+    return max(sorted(starts), key=together, default=0)
+
+
+def _with_spaces(line: str, start: int, end: int) -> str:
+    """The part of a line between two places that were counted without its white space."""
+    spots = [at for at, character in enumerate(line) if not character.isspace()]
+    return line[spots[start] : spots[min(end, len(spots)) - 1] + 1]
+
+# %% ../nbs/01_tools.ipynb #tools-difference
+def _agrees(lines: list[str], asked: list[str], start: int, at: int) -> bool:
+    """Whether line `at` of what was asked for is there, if the first one stands at `start`. The first may be
+    the end of a line, and the last the beginning of one."""
+    if not 0 <= start + at < len(lines):
+        return False
+    real, wanted, last = lines[start + at], asked[at], len(asked) - 1
+    return real == wanted or 0 < last and (
+        at == 0 and real.endswith(wanted) or at == last and real.startswith(wanted)
     )
+
+
+def _agreeing(lines: list[str], asked: list[str], start: int) -> int:
+    """How many of the lines that were asked for (the first 200) are there."""
+    return sum(_agrees(lines, asked, start, at) for at in range(min(200, len(asked))))
+
+
+def _compared(lines: list[str], asked: list[str], key: int, place: int, part: str) -> str:
+    """The first difference in words, if line `key` of what was asked for belongs at `place`."""
+    if len(asked) == 1 and part != lines[place]:
+        return f"Its nearest part is {_cut(part, 300)!r}: {_difference(asked[0], part)}"
+    if len(asked) == 1:
+        return f"Compared with the first of these, {_difference(asked[0], part)}"
+    start = place - key
+    at = next((at for at in range(len(asked)) if not _agrees(lines, asked, start, at)), key)
+    same = "that line is the same; " if at != key and _agrees(lines, asked, start, key) else ""
+    wanted = f"old has {_cut(asked[at], 300)!r}"
+    if not 0 <= start + at < len(lines):
+        return f"Compared with the first of these, {same}{wanted} where the file has no line."
+    real = lines[start + at]
+    real_line = f"line {start + at + 1} of the file is {_cut(real, 300)!r}"
+    return f"Compared with the first of these, {same}{real_line}, {wanted}: {_difference(asked[at], real)}"
 
 
 _QUOTES = str.maketrans(dict.fromkeys("'\u2018\u2019\u201c\u201d\u0060", '"'))
 
-# %% ../nbs/01_tools.ipynb #tools-difference
+
 def _difference(wanted: str, real: str) -> str:
     """In words, how the line that was asked for differs from the real one."""
     bare_wanted, bare_real = "".join(wanted.split()), "".join(real.split())
-    if wanted == real:
-        return "that line is the same; the lines around it are not."
     if bare_wanted == bare_real:
         tabs = " The file uses tabs." if "\t" in real and "\t" not in wanted else ""
         spaces = " The file uses spaces." if "\t" in wanted and "\t" not in real else ""
@@ -713,7 +812,7 @@ def _create(root: Path, parts: list[str], new: str) -> str:
                 there = os.stat(parts[-1], dir_fd=folder, follow_symlinks=False)
                 if not stat.S_ISREG(there.st_mode) or there.st_size or there.st_nlink > 1:
                     raise ToolError(_exists_already(path, there)) from None
-                os.replace(temporary, parts[-1], src_dir_fd=folder, dst_dir_fd=folder)
+                _replace_file(root, parts, data, there)
     except OSError as error:
         raise ToolError(
             f"{_show(path)} could not be created: {error.strerror}. Choose another path."
@@ -742,11 +841,11 @@ def _changed_lines(before: str, after: str, start: int) -> list[str]:
     while end < min(len(old), len(new)) - first and old[-1 - end] == new[-1 - end]:
         end += 1
     removed = [
-        f"-{first + 1 + i:>4} {line.rstrip(chr(13))[:200]}"
+        f"-{first + 1 + i:>4} {_cut(line.rstrip(chr(13)), 200)}"
         for i, line in enumerate(old[first : len(old) - end])
     ]
     added = [
-        f"+{first + 1 + i:>4} {line.rstrip(chr(13))[:200]}"
+        f"+{first + 1 + i:>4} {_cut(line.rstrip(chr(13)), 200)}"
         for i, line in enumerate(new[first : len(new) - end])
     ]
     lines = removed[:10] + ([f"[{len(removed) - 10} more lines removed]"] if len(removed) > 10 else [])
@@ -757,6 +856,8 @@ def _syntax_note(path: str, before: str, after: str) -> list[str]:
     """For Python files: whether the file still parses, and where it broke."""
     if not path.endswith(".py"):
         return []
+    if len(after) > 1_000_000:  # the parser takes hundreds of bytes for each of the file's
+        return ["The file is too large to check whether it parses as Python."]
     now = _syntax_error(after)
     if now is None:
         return ["The file parses as Python."]
@@ -902,18 +1003,16 @@ def _explain(name: str, error: "pydantic.ValidationError", model: "type[pydantic
     """One line a field: its name, what was wanted, what came."""
     lines = []
     for problem in error.errors()[:5]:
-        field = ".".join(str(part) for part in problem["loc"])
+        field = _cut(_show(".".join(str(part) for part in problem["loc"])), 100)
         if problem["type"] == "missing":
             lines.append(f"{field}: missing")
         elif problem["type"] == "extra_forbidden":
             lines.append(f"{field}: not a parameter; the parameters are {', '.join(model.model_fields)}")
         else:
-            wanted = problem["msg"].removeprefix("Input should be ").removeprefix("a valid ").split(",")[0]
-            got = repr(problem["input"])
-            lines.append(
-                f"{field}: wanted {wanted}, got {_kind_of(problem['input'])} "
-                f"{got if len(got) < 60 else got[:60] + '...'}"
-            )
+            wanted = problem["msg"].removeprefix("Input should be ").removeprefix("a valid ")
+            wanted = re.sub(r", (unable to|got) .*", "", wanted)
+            kind, got = _kind_of(problem["input"]), _cut(repr(problem["input"]), 60)
+            lines.append(f"{field}: wanted {wanted}, got {kind} {got}")
     return f"{name} was not run, because its arguments do not fit. " + "; ".join(lines) + "."
 
 # %% ../nbs/01_tools.ipynb #tools-registry-code
@@ -963,26 +1062,33 @@ class Registry:
         """The call, checked and ready to run, or at once the result that says why it cannot be."""
         if name not in self._tools:
             known = ", ".join(self._tools)
-            return ToolResult(f"There is no tool {_show(name)}. The tools are: {known}.", True)
+            return self._tidy(ToolResult(f"There is no tool {_show(name)}. The tools are: {known}.", True))
         tool = self._tools[name]
         try:
             values, notes = tool.check(arguments)
-        except ToolError as error:
-            return ToolResult(str(error), True)
+        except Exception as error:
+            return self._tidy(_as_result(error))
         return lambda: self._run(tool, values, notes)
 
+    def _tidy(self, result: ToolResult) -> ToolResult:
+        """The result without secrets, and not too long: what leaves the registry has come through here."""
+        result.text = clip(self._redact(result.text), self.limit)
+        return result
+
     def _run(self, tool: Tool, values: dict, notes: list[str]) -> ToolResult:
+        if tool.takes_root and not self.root.is_dir():  # a command can remove the folder that it works in
+            return ToolResult("NOT RUN: the folder of the repo is gone.", True, ends_run="sandbox_lost")
         try:
             value = tool.function(self.root, **values) if tool.takes_root else tool.function(**values)
             result = value if isinstance(value, ToolResult) else ToolResult(as_text(value))
             result.text = "\n".join([result.text, *(f"[{note}]" for note in notes)])
             if tool.changes in values:
                 result.changed = (values[tool.changes],)
-        except ToolError as error:
-            result = ToolResult(str(error), True, ends_run=error.ends_run)
-        except Exception as error:
-            result = ToolResult(f"{type(error).__name__}: {error}", True)
-        result.text = clip(self._redact(result.text), self.limit)
+        except KeyboardInterrupt:  # the person, not the tool
+            raise
+        except BaseException as error:  # also a tool that calls exit()
+            result = _as_result(error)
+        self._tidy(result)
         with contextlib.suppress(Exception):  # a finished result is not lost for words that come after it
             if words := self._after_result():
                 result.text += f"\n\n{words}"

@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['PARTS', 'Trace', 'read_trace', 'edited', 'ModelCall', 'Moment', 'Fold', 'fold', 'timeline', 'summary', 'to_dataframe',
-           'follow', 'requests', 'Break', 'check_prefix', 'predict_input', 'measured_growth', 'result_costs', 'Pair',
-           'RunDiff', 'mask_times', 'hide_folder', 'diff_runs', 'first_difference']
+           'follow', 'requests', 'prompts', 'Break', 'check_prefix', 'predict_input', 'measured_growth', 'result_costs',
+           'Pair', 'RunDiff', 'mask_times', 'hide_folder', 'diff_runs', 'first_difference']
 
 # %% ../nbs/03_traces.ipynb #traces-imports
+import collections
 import contextlib
 import difflib
 import functools
@@ -32,6 +33,7 @@ from harnesslab.loop import (
     Usage,
     UsageError,
     encode_json,
+    from_record,
     messages_body,
 )
 
@@ -41,7 +43,8 @@ class Trace:
     """The events of one run, in order. `bad_lines` counts lines that could not be read; `source` names the
     program that wrote the file.
 
-    `children` holds the runs of sub-agents by the id of the call that started them.
+    `children` holds the runs of sub-agents by the id of the call that started them; a second run of the same
+    call stands under "id#2", and so on.
     """
 
     events: list[dict]
@@ -189,12 +192,18 @@ def read_trace(source: "str | Path | Iterable[dict] | Trace", run: str = "") -> 
     parents = {name: _dict(Trace(rows).start.get("parent")) for name, rows in runs.items()}
     top = [name for name in runs if not parents[name]] or list(runs)
     chosen = run or (top[-1] if top else "")
-    children = {
-        str(parent.get("call")): read_trace(events, run=name)
-        for name, parent in parents.items()
-        if parent and parent.get("run") == chosen and name != chosen
-    }
+    children: dict[str, Trace] = {}
+    for name, parent in parents.items():
+        if parent and parent.get("run") == chosen and name != chosen:
+            children[_child_key(str(parent.get("call")), children)] = read_trace(events, run=name)
     return Trace(runs.get(chosen, []), bad, path, children=children)
+
+
+def _child_key(call: str, taken: dict) -> str:
+    """The name under which a sub-agent's run is kept: its call's id, with "#2" and so on where that is
+    taken."""
+    names = itertools.chain([call], (f"{call}#{number}" for number in itertools.count(2)))
+    return next(name for name in names if name not in taken)
 
 # %% ../nbs/03_traces.ipynb #traces-conversation-code
 PARTS = ("system", "tools", "task", "replies", "results")
@@ -219,6 +228,7 @@ class _Conversation:
         self.sizes = dict.fromkeys(PARTS, 0)  # bytes of each part of the next request
         self._calls: list[str] = []
         self._results: dict[str, dict] = {}
+        self._words: list[dict] = []  # said in between: they come after the results
 
     def add(self, event: dict) -> None:
         """Grow by one event. Types that change no message do nothing."""
@@ -253,17 +263,25 @@ class _Conversation:
             self._take_over(len(self.history.messages) - 1)
 
     def _history_edited(self, payload: dict) -> None:
+        if "added" in payload:  # nothing before these words has changed
+            for message in payload["added"]:
+                self.sizes[_part(message)] += len(encode_json(message))
+                self._words.append(message)
+            return
         self._settle()
         self.view = History(edited(self.view.messages, payload), self.history.system, self.history.tools)
         self._weigh()
 
     def _settle(self) -> None:
-        """All results of the last turn are in: they become one message, in the order of the calls."""
+        """All results of the last turn are in: they become one message, in the order of the calls. What was
+        said in between follows."""
         blocks = [self._results[call] for call in self._calls if call in self._results]
-        self._calls, self._results = [], {}
-        if blocks:
-            self.history.add_results(blocks)
-            self._take_over(len(self.history.messages) - 1, weighed=True)
+        words, before = self._words, len(self.history.messages)
+        self._calls, self._results, self._words = [], {}, []
+        self.history.add_results(blocks)
+        for message in words:
+            self.history.append(message)
+        self._take_over(before, weighed=True)
 
     def _take_over(self, start: int, weighed: bool = False) -> None:
         """What is new in the history is new in the view as well."""
@@ -320,8 +338,9 @@ def edited(messages: list[dict], edit: dict) -> list[dict]:
 # %% ../nbs/03_traces.ipynb #traces-fold-rows
 @dataclass(frozen=True)
 class ModelCall:
-    """One model call: a row of the bill. `dollars` are None when no price is known; `..._uncached` is what
-    the same tokens would cost without a cache. `..._so_far` includes this call.
+    """One model call: a row of the bill. `dollars` are None when a price is not known; `..._uncached` is what
+    the same tokens would cost without a cache. `..._so_far` includes this call, and all that summaries and
+    sub-agents spent before it.
 
     `context` splits the prompt into PARTS, in tokens: the sum was counted by the API, the shares are
     estimated from bytes.
@@ -339,6 +358,7 @@ class ModelCall:
     context: dict[str, int]
     dollars: float | None
     dollars_uncached: float | None
+    usage_so_far: Usage
     input_so_far: int
     dollars_so_far: float | None
     dollars_uncached_so_far: float | None
@@ -517,12 +537,13 @@ class _Folding:
         try:
             event = self._with_prices(event)
             self.watch.add(event)
-            before = self.totals.dollars or 0.0
+            spent, dollars = self.totals.usage, self.totals.dollars or 0.0
             self.totals.add(event)
+            uncached = 0.0 if self.totals.usage == spent else self._without_cache(event["payload"])
             if event["type"] == "model_called":
                 self._max_tokens = event["payload"].get("max_tokens", 0)
             if event["type"] == "model_replied":
-                self._row(event, before)
+                self._row(event, dollars, uncached)
             self.conversation.add(event)
             self.film.add(event)
         except _DAMAGE:
@@ -534,19 +555,26 @@ class _Folding:
             return event
         facts = _dict(event["payload"].get("model"))
         if self.prices is None:
-            self.prices = Prices(**facts["prices"]) if facts.get("prices") else None
+            self.prices = from_record(Prices, facts["prices"]) if facts.get("prices") else None
             return event
         return {**event, "payload": {**event["payload"], "model": {**facts, "prices": asdict(self.prices)}}}
 
-    def _row(self, event: dict, dollars_before: float) -> None:
+    def _without_cache(self, payload: dict) -> float:
+        """What the tokens of an event would have cost without a cache, whoever spent them."""
+        if self.prices is None:
+            return 0.0
+        usage, known = from_record(Usage, payload.get("usage") or {}), payload.get("dollars")
+        paid, uncached = map(self.prices.cost, (usage, Usage(fresh=usage.input, output=usage.output)))
+        if known is not None:  # at prices of its own: taken to be in the same proportion
+            uncached = uncached * float(known) / paid if paid else float(known)
+        self._uncached += uncached
+        return uncached
+
+    def _row(self, event: dict, dollars_before: float, uncached: float) -> None:
         payload, totals = event["payload"], self.totals
-        usage, size = Usage(**(payload.get("usage") or {})), sum(self.conversation.sizes.values())
+        usage, size = from_record(Usage, payload.get("usage") or {}), sum(self.conversation.sizes.values())
         if usage.input and size:
             self._tokens_per_byte = usage.input / size
-        uncached = None
-        if self.prices is not None:
-            uncached = self.prices.cost(Usage(fresh=usage.input, output=usage.output))
-            self._uncached += uncached
         self.calls.append(
             ModelCall(
                 step=event.get("step", 0),
@@ -560,10 +588,11 @@ class _Folding:
                 usage=usage,
                 context=self._context(usage.input),
                 dollars=None if totals.dollars is None else totals.dollars - dollars_before,
-                dollars_uncached=uncached,
+                dollars_uncached=None if self.prices is None else uncached,
+                usage_so_far=totals.usage,
                 input_so_far=totals.usage.input,
                 dollars_so_far=totals.dollars,
-                dollars_uncached_so_far=None if uncached is None else self._uncached,
+                dollars_uncached_so_far=None if totals.dollars is None else self._uncached,
             )
         )
 
@@ -821,6 +850,19 @@ def requests(
             room = payload.get("max_tokens", 0)
     return out if room is None else [*out, body(conversation.view, name, room, fields)]
 
+
+def prompts(trace: "Trace | str | Path | Iterable[dict]") -> Iterator[tuple[dict, History]]:
+    """Every event of a run, with the history that a model would be sent at that point, edits and all; also
+    for traces of other tools. The history goes on growing: take what you need of it at once."""
+    conversation = _Conversation()
+    for event in read_trace(trace).events:
+        edit = event["type"] == "history_edited" and "added" not in event["payload"]
+        if edit or event["type"] == "model_replied":  # all results are in
+            conversation._settle()
+        yield event, conversation.view
+        with contextlib.suppress(*_DAMAGE):
+            conversation.add(event)
+
 # %% ../nbs/03_traces.ipynb #traces-prefix-code
 @dataclass(frozen=True)
 class Break:
@@ -1024,32 +1066,35 @@ def hide_folder(mask: Callable[[str], str], folder: Any) -> Callable[[str], str]
 
 def diff_runs(a: Any, b: Any, mask: Callable[[str], str] = mask_times) -> RunDiff:
     """Line up two runs by what was called, and name where they part. `a` and `b` are what `read_trace` takes;
-    `mask` is applied to every text before two are compared, and the path of each run's own repo is hidden."""
+    `mask` is applied to every text before two are compared, and the path of each run's own repo is hidden. In
+    arguments only that path is: a duration in them was chosen. Runs that repeat themselves thousands of times
+    are lined up more coarsely behind the place where they part."""
     a, b = read_trace(a), read_trace(b)
-    masks = (hide_folder(mask, a.start.get("repo")), hide_folder(mask, b.start.get("repo")))
-    pairs = _pair_up(fold(a).moments, fold(b).moments, masks)
+    repos = (a.start.get("repo"), b.start.get("repo"))
+    masks, in_arguments = (tuple(hide_folder(hide, repo) for repo in repos) for hide in (mask, str))
+    pairs = _pair_up(fold(a).moments, fold(b).moments, masks, in_arguments)
     at = next((i for i, pair in enumerate(pairs) if pair.kind != "same"), None)
     names = ("task", "system", "tools", "model", "request", "limits", "fence", "mode", "commit")
     known = [name for name in names if name in a.start and name in b.start]
     setup = [name for name in known if a.start[name] != b.start[name]]
-    return RunDiff(pairs, "" if at is None else _first_words(pairs[at], masks), at, setup)
+    return RunDiff(pairs, "" if at is None else _first_words(pairs[at], masks, in_arguments), at, setup)
 
 # %% ../nbs/03_traces.ipynb #traces-diff-align
-def _pair_up(a: list[Moment], b: list[Moment], masks: tuple) -> list[Pair]:
-    keys_a, keys_b = _keys(a), _keys(b)
+def _pair_up(a: list[Moment], b: list[Moment], masks: tuple, in_arguments: tuple) -> list[Pair]:
+    keys_a, keys_b = _keys(a, in_arguments[0]), _keys(b, in_arguments[1])
     pairs: list[Pair] = []
-    for tag, i, i_end, j, j_end in difflib.SequenceMatcher(
-        None, keys_a, keys_b, autojunk=False
-    ).get_opcodes():
-        if tag == "equal":
-            for left, right in zip(a[i:i_end], b[j:j_end]):
-                same = masks[0](left.text) == masks[1](right.text) and left.is_error == right.is_error
-                pairs.append(Pair(left, right, "same" if same or left.kind == "call" else "other result"))
-            continue
+
+    def kind(left: Moment, right: Moment, aligned: bool) -> str:
+        same = masks[0](left.text) == masks[1](right.text) and left.is_error == right.is_error
+        if left.kind == "call":
+            return "same" if aligned else "other arguments"
+        return "same" if aligned and same else "other result"
+
+    for i, i_end, j, j_end in _stretches(keys_a, keys_b):
         while i < i_end or j < j_end:
             left, right = (a[i] if i < i_end else None), (b[j] if j < j_end else None)
             if left and right and (left.kind, left.name) == (right.kind, right.name):
-                pairs.append(Pair(left, right, "other arguments" if left.kind == "call" else "other result"))
+                pairs.append(Pair(left, right, kind(left, right, keys_a[i] == keys_b[j])))
                 i, j = i + 1, j + 1
             elif left:
                 pairs.append(Pair(left, None, "only a"))
@@ -1060,24 +1105,49 @@ def _pair_up(a: list[Moment], b: list[Moment], masks: tuple) -> list[Pair]:
     return pairs
 
 
-def _keys(moments: list[Moment]) -> list[tuple]:
+_MANY = 200_000  # equal pairs: to weigh them all against each other would take seconds
+
+
+def _stretches(a: list[tuple], b: list[tuple]) -> Iterator[tuple[int, int, int, int]]:
+    """Which stretches of two lists belong together: start and end in a, start and end in b."""
+    shorter = min(len(a), len(b))
+    head = next((i for i in range(shorter) if a[i] != b[i]), shorter)
+    tail = next((i for i in range(shorter - head) if a[-1 - i] != b[-1 - i]), shorter - head)
+    left, right = a[head : len(a) - tail], b[head : len(b) - tail]
+    often = collections.Counter(right)
+    many = sum(often[key] for key in left) > _MANY  # then what occurs often is no landmark
+    yield 0, head, 0, head
+    for _, *edges in difflib.SequenceMatcher(None, left, right, autojunk=many).get_opcodes():
+        yield tuple(edge + head for edge in edges)
+    yield len(a) - tail, len(a), len(b) - tail, len(b)
+
+
+def _keys(moments: list[Moment], mask: Callable[[str], str]) -> list[tuple]:
     """What two moments must share to be lined up: a call its name and arguments, a result its call."""
     calls = {
-        m.number: (m.name, json.dumps(m.arguments, sort_keys=True, default=str))
+        m.number: (m.name, _written(m.arguments, mask))
         for m in moments
         if m.kind == "call"
     }
     return [(m.kind, calls.get(m.number if m.kind == "call" else m.partner)) for m in moments]
 
 
-def _first_words(pair: Pair, masks: tuple) -> str:
+def _written(value: Any, mask: Callable[[str], str]) -> str:
+    return mask(json.dumps(value, sort_keys=True, default=str))
+
+
+def _first_words(pair: Pair, masks: tuple, in_arguments: tuple) -> str:
     a, b = pair.a, pair.b
     if pair.kind in ("only a", "only b"):
         one = a or b
         return f"Event {one.number} of {pair.kind[-1]} has no partner: {one.kind} {one.title[:100]}"
     where = f"Event {a.number}" if a.number == b.number else f"Event {a.number} of a, {b.number} of b"
     if pair.kind == "other arguments":
-        keys = [key for key in {**a.arguments, **b.arguments} if a.arguments.get(key) != b.arguments.get(key)]
+        left, right = (
+            {key: _written(value, mask) for key, value in moment.arguments.items()}
+            for moment, mask in zip((a, b), in_arguments)
+        )
+        keys = [key for key in {**left, **right} if left.get(key) != right.get(key)]
         return (
             f"{where}: both call {a.name}, with another {' and '.join(keys)}. a: {a.title[:80]} / "
             f"b: {b.title[:80]}"
@@ -1088,13 +1158,16 @@ def _first_words(pair: Pair, masks: tuple) -> str:
         else f"another {a.kind}"
     )
     left, right = first_difference(a.text, b.text, masks)
+    if not left and not right:
+        return f"{where}: {what}: the same text, but {'a' if a.is_error else 'b'} calls it an error."
     return f"{where}: {what}. a: {left!r} / b: {right!r}"
 
 
 def first_difference(a: str, b: str, masks: tuple = (str, str)) -> tuple[str, str]:
-    """The first lines that differ, cut to 100 characters. `masks`: applied to the lines of a, and of b,
-    before they are compared."""
+    """The first lines that differ, cut to 100 characters; the ends of the texts, where only empty lines at the
+    end differ; two empty texts where nothing does. `masks`: applied to the lines of a, and of b, before they
+    are compared."""
     for left, right in itertools.zip_longest(a.split("\n"), b.split("\n"), fillvalue=""):
         if masks[0](left) != masks[1](right):
             return left[:100], right[:100]
-    return "", ""
+    return ("", "") if masks[0](a) == masks[1](b) else (a[-100:], b[-100:])

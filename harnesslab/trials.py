@@ -175,7 +175,10 @@ class Outcome:
 
     def row(self) -> dict[str, Any]:
         """One row of the table: what happened, the facts, and the bill of all its runs."""
-        first = {"setting": self.setting, "guard": self.guard, "what happened": self.what, **self.facts}
+        guard = self.guard
+        if guard == "on" and self.held is not None:
+            guard = "on, held" if self.held else "on, failed"
+        first = {"setting": self.setting, "guard": guard, "what happened": self.what, **self.facts}
         if not self.traces:
             return first
         totals = [fold(trace).totals for trace in self.traces]
@@ -329,7 +332,9 @@ def _together(group: list[Outcome]) -> dict[str, Any]:
     rows = [outcome.row() for outcome in group]
     if len(rows) == 1:
         return rows[0]
-    out: dict[str, Any] = {"setting": rows[0]["setting"], "guard": rows[0]["guard"], "runs": len(rows)}
+    guards = {row["guard"] for row in rows}
+    guard = guards.pop() if len(guards) == 1 else group[0].guard
+    out: dict[str, Any] = {"setting": rows[0]["setting"], "guard": guard, "runs": len(rows)}
     for name in dict.fromkeys(name for row in rows for name in row if name not in out):
         values = [row.get(name) for row in rows]
         if all(isinstance(value, int | float) for value in values):
@@ -360,7 +365,11 @@ def _chart(experiment: Experiment) -> Any:
         subtitleColor="#555555",
         offset=10,
     )
-    colours = alt.Scale(domain=["guard off", "guard on"], range=[COLOURS["vermilion"], COLOURS["blue"]])
+    known = {"off": "vermilion", "on": "blue", "on, held": "blue", "on, failed": "orange"}
+    used = [guard for guard in known if any(value["guard"] == f"guard {guard}" for value in values)]
+    colours = alt.Scale(
+        domain=[f"guard {guard}" for guard in used], range=[COLOURS[known[guard]] for guard in used]
+    )
     legend = alt.Legend(title=None, orient="bottom")
     room = alt.Scale(
         domain=[0, 1.5 * max([value["value"] for value in values] + [0]) or 1], nice=False

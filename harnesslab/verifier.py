@@ -149,22 +149,17 @@ class Bench:
 
     def bring(self, tests: Callable[[Path], Any]) -> None:
         """Lay test files over the tree, as `tests` puts them into a copy of the start. What else the agent
-        changed in their folders, or of what steers test runners, is put back."""
+        changed in their folders, of what hides them from an import, or of what steers test runners, is put
+        back."""
         with _scratch() as scratch:
             plain_copy(self.start, scratch / "tests")
             tests(scratch / "tests")
             self.brought |= read_changes(self.start, scratch / "tests")[0]
-            write_changes(self.tree, dict.fromkeys(filter(self._steers, self.changes)))
+            steers = _steering(self.brought)
+            write_changes(self.tree, dict.fromkeys(filter(steers, self.changes)))
             were = read_changes(self.tree, self.start)[0]
-            put_back = {path: entry for path, entry in were.items() if entry and self._steers(path)}
+            put_back = {path: entry for path, entry in were.items() if entry and steers(path)}
             write_changes(self.tree, put_back | self.brought)
-
-    def _steers(self, path: str) -> bool:
-        """Does this file steer how the tests run? Pytest's own files do, and all that lies beside them."""
-        folder, name = os.path.split(path)
-        places = {os.path.dirname(brought) for brought in self.brought} - {""}
-        beside = any(f"{folder}/".startswith(f"{place}/") for place in places)
-        return name in _STEERING or beside and "test" in folder.lower()
 
     def run_tests(self, *names: str, python: str = "", packages: bool = False) -> None:
         """Run these tests of the tree (unittest's whole suite if none is named). Failed unless each
@@ -191,6 +186,26 @@ class Bench:
 
 
 _STEERING = ("conftest.py", "pytest.ini", ".pytest.ini", "sitecustomize.py", "usercustomize.py")
+
+_TESTS = re.compile("(?<![a-z])(unit|doc)?test")  # in the name of a folder or a file of tests
+
+
+def _steering(tests: Iterable[str]) -> Callable[[str], bool]:
+    """Does a file steer how these files of tests run? Pytest's own files do, all that lies beside the tests,
+    and what an import of them would find instead: `tests.py`, `src/tests/`, `tests/test_a/` for
+    tests/test_a.py. Capitals make no difference, as on some disks."""
+    paths = [Path(test.lower()) for test in tests]
+    places = {place for path in paths for place in (path.with_suffix(""), *path.parents)}
+    found_first = {f"{place}{end}" for place in places if _TESTS.search(place.name) for end in "/."}
+    found_first = tuple(found_first | {f"src/{start}" for start in found_first})
+    beside = tuple({f"{path.parent}/" for path in paths})
+
+    def steers(path: str) -> bool:
+        folder, name = os.path.split(path.lower())
+        is_beside = f"{folder}/".startswith(beside) and "test" in folder
+        return name in _STEERING or is_beside or path.lower().startswith(found_first)
+
+    return steers
 
 
 def _shown(value: Any) -> str:
@@ -270,16 +285,16 @@ def _clean_copy(task: Task, repo: str | Path, scratch: Path, facts: dict) -> Cha
     start, tree = scratch / "start", scratch / "tree"
     try:
         _make_start(task, start)
+        plain_copy(start, tree)
     except Exception as error:  # of the task, before the repo was looked at
         raise Trouble(f"The task's repo could not be made: {type(error).__name__}: {error}") from error
     changes, notes = read_changes(start, _existing(repo))
     facts |= {"notes": tuple(notes[:20]), "patch": make_patch(start, changes)}
     for path in changes:
-        protected = any(f"{path}/".startswith(f"{kept.rstrip('/')}/") for kept in task.protected)
+        protected = any(f"{path}/".startswith(f"{kept}/") for kept in task.protected)
         if protected and not _same_bytes(start / path, changes[path]):
             what = "was removed or cannot be read" if changes[path] is None else "was changed or added"
             raise Failed(f"{ascii(path)[1:-1]} {what}, but it is protected.")
-    plain_copy(start, tree)
     apply_patch(tree, facts["patch"])
     root = os.path.realpath(tree) + os.sep
     for place in list(tree.rglob("*")):  # each link looks harmless, and a chain of them may still lead out
@@ -362,23 +377,32 @@ def validate(
     tell: Callable[[Trial], Any] | None = None,
 ) -> list[Trial]:
     """Test the checks of tasks: solution, nothing done, tampering, each twice with other inputs. `tell` gets
-    each trial as it ends. A task without a solution gets a trial without verdicts."""
+    each trial as it ends. A task without a solution gets a trial without verdicts; what cannot be carried out
+    gets verdicts with an `error`."""
     fence, trials = fence or choose_fence("auto"), []
     for task in tasks:
         ways = [("the reference solution", True, task.solution), ("nothing done", False, lambda repo: None)]
         for done, wanted, change in [*ways, ("tampered tests", False, _tamper)]:
-            verdicts = []
-            for seed in ("first", "second") if change else ():
-                with _scratch("harnesslab-trial-") as scratch:
-                    repo = fresh_repo(task, scratch / "repo")
-                    change(repo)
-                    verdicts.append(verify(task, repo, fence=fence, timeout=timeout, seed=seed))
+            how, seeds = {"fence": fence, "timeout": timeout}, ("first", "second") if change else ()
+            verdicts = [_carry_out(task, change, seed=seed, **how) for seed in seeds]
             trials.append(
                 Trial(task.id, done if change else "no reference solution", wanted, tuple(verdicts))
             )
             if tell:
                 tell(trials[-1])
     return trials
+
+
+def _carry_out(task: Task, change: Callable[[Path], Any], **how: Any) -> Verdict:
+    """The verdict on a fresh repo with a change. Whatever is wrong with the task becomes an error in it."""
+    with _scratch("harnesslab-trial-") as scratch:
+        try:
+            repo = fresh_repo(task, scratch / "repo")
+            change(repo)
+            return verify(task, repo, **how)
+        except Exception as error:
+            what = f"it could not be carried out: {type(error).__name__}: {error}"
+            return Verdict(False, error=shorten(what, 300))
 
 
 _NO_TEST = """import unittest
@@ -392,9 +416,10 @@ class TestNothing(unittest.TestCase):
 
 def _tamper(repo: Path) -> None:
     """What a cheat without an idea does: empty every test, plant what test runners load, and commit."""
-    for place in list(repo.rglob("*test*.py")):
-        place.write_text(_NO_TEST)
-    for name in ("unittest.py", "pytest.py", "conftest.py", "sitecustomize.py"):
-        (repo / name).write_text("import os\nos._exit(0)\n")
+    tests = [place for place in repo.rglob("*test*.py") if place.is_file() and not place.is_symlink()]
+    changes = {str(place.relative_to(repo)): ("100644", _NO_TEST.encode()) for place in tests}
+    planted = ("unittest.py", "pytest.py", "conftest.py", "sitecustomize.py")
+    changes |= dict.fromkeys(planted, ("100644", b"import os\nos._exit(0)\n"))
+    write_changes(repo, changes)
     run_git(repo, "add", "--all", "--force", ".")
     run_git(repo, "commit", "--quiet", "--no-verify", "--allow-empty", "--message", "Done")

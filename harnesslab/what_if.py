@@ -25,40 +25,64 @@ from harnesslab.loop import (
     ToolResult,
     Usage,
     UsageError,
+    from_record,
     run_loop,
 )
-from .traces import Moment, Trace, first_difference, hide_folder, mask_times, read_trace, timeline
+from harnesslab.traces import (
+    Moment,
+    Trace,
+    edited,
+    first_difference,
+    hide_folder,
+    mask_times,
+    read_trace,
+    timeline,
+)
 
 # %% ../nbs/appendix/what_if.ipynb #what-if-recorded-code
 class _Recorded:
-    """A model that says again what a trace holds. `then`: the model that goes on after call `until - 1`."""
+    """A model that says again what a trace holds. `then`: the model that makes call `until` and all later
+    ones."""
 
     def __init__(self, trace: Trace, until: float = math.inf, then: Any = None):
-        replies = [
-            e["payload"] for e in trace.events if e["type"] == "model_replied" and e.get("step", 0) < until
-        ]
-        self._replies, self._then, self._end = deque(replies), then, trace.end or {}
+        ends = {"model_replied": until, "history_edited": until + 1}  # an edit comes before its step's call
+        past = (e for e in trace.events if e.get("step", 0) < ends.get(e["type"], 0))
+        self._past = deque(past)
+        self._then, self._end = then, trace.end or {}
+        self._view, self._seen = None, 0  # what is sent, once the history was edited; messages it has seen
         self.facts = then.facts if then else _facts(trace.start.get("model") or {})
         self.request = dict(getattr(then, "request", None) or trace.start.get("request") or {})
 
     def __call__(
         self, history: History, max_tokens: int, on_wait: Callable[[dict], None] = lambda info: None
     ) -> Reply:
-        if self._replies:
-            p = self._replies.popleft()
-            usage, names = Usage(**p.get("usage", {})), ("seconds", "tries", "waits", "request_bytes")
+        view = self._sent(history)
+        while self._past and self._past[0]["type"] == "history_edited":
+            edit = self._past.popleft()["payload"]
+            view = self._view = History(edited(view.messages, edit), history.system, history.tools)
+            on_wait({**edit, "type": "history_edited"})
+        if self._past:
+            p, names = self._past.popleft()["payload"], ("seconds", "tries", "waits", "request_bytes")
+            usage = from_record(Usage, p.get("usage") or {})
             return Reply(
                 p["content"], p["stop_reason"], usage, **{name: p[name] for name in names if name in p}
             )
         if self._then is not None:
-            return self._then(history, max_tokens, on_wait)
+            return self._then(view, max_tokens, on_wait)
         why = self._end.get("error") or "The recording ends here."
         raise ModelError(why, self._end.get("status") or "interrupted")
 
+    def _sent(self, history: History) -> History:
+        """The history, or the view of it that an edit has left; what is new in the one is new in the other."""
+        for message in history.messages[self._seen :] if self._view else ():
+            self._view.append(message)
+        self._seen = len(history.messages)
+        return self._view or history
+
 
 def _facts(recorded: dict) -> ModelFacts:
-    prices = Prices(**recorded["prices"]) if recorded.get("prices") else None
-    return ModelFacts(**{**recorded, "prices": prices}) if recorded else ModelFacts("unknown")
+    prices = from_record(Prices, recorded["prices"]) if recorded.get("prices") else None
+    return from_record(ModelFacts, {"name": "unknown", **recorded, "prices": prices})
 
 
 def _recorded_gate(events: list[dict], otherwise: Callable[[str, dict], bool]) -> Callable[[str, dict], bool]:
@@ -66,7 +90,7 @@ def _recorded_gate(events: list[dict], otherwise: Callable[[str, dict], bool]) -
     arguments = {e["payload"]["id"]: e["payload"]["arguments"] for e in events if e["type"] == "tool_called"}
     known: dict[str, deque] = defaultdict(deque)
     for payload in [e["payload"] for e in events if e["type"] == "gate_decided"]:
-        known[_call_key(payload["name"], arguments.get(payload["id"], {}))].append(payload["allowed"])
+        known[_call_key(payload["name"], arguments.get(payload.get("id"), {}))].append(payload["allowed"])
 
     def gate(name: str, arguments: dict) -> bool:
         decisions = known[_call_key(name, arguments)]
@@ -92,6 +116,9 @@ class Difference:
 
     def __str__(self) -> str:
         left, right = self.lines
+        if not left and not right:
+            said = "an error only in the recording" if self.before.is_error else "an error only now"
+            return f"event {self.number}, {self.name}: the same text, {said}"
         return f"event {self.number}, {self.name}: recorded {left!r}, now {right!r}"
 
 
@@ -199,7 +226,7 @@ def _play(
         sink(event)
 
     history = History(trace.start["messages"], trace.start["system"], definitions)
-    limits = limits or Limits(**trace.start["limits"])
+    limits = limits or from_record(Limits, trace.start["limits"])
     about = {"repo": tools.root, **about}
     run = run_loop(history, model, tools, limits, _recorded_gate(tools.past, gate), both, about=about)
     differences = sorted(tools.differences, key=lambda difference: difference.number)
@@ -221,7 +248,8 @@ def fork(
 
     `tools`: a registry bound to a FRESH copy of the repo, or a function that makes one. Model calls before
     `step` come from the trace and cost nothing now, but count in the new run's totals: it is priced as if it
-    had gone so from its start. Raises UsageError if the trace has no such step.
+    had gone so from its start. A history that was shortened up to then, in `step` itself too, is shortened
+    again. Raises UsageError if the trace has no such step.
     """
     trace = _playable(trace)
     last = max((e.get("step", 0) for e in trace.events if e["type"] == "model_replied"), default=0)

@@ -8,6 +8,7 @@ __all__ = ['ADVICE', 'Trouble', 'error_object', 'read_trouble', 'status_of', 'hi
 
 # %% ../nbs/appendix/wire_errors.ipynb #wire-errors-imports
 import contextlib
+import itertools
 import json
 import re
 from dataclasses import dataclass
@@ -66,6 +67,7 @@ _BY_MARK = {
         "credit_balance_exhausted",
         "credit_balance_too_low",
         "billing_hard_limit_reached",
+        "billing_not_active",
         "enforced_spend_limit_reached",
     ),
     "region": ("unsupported_country_region_territory",),
@@ -73,15 +75,22 @@ _BY_MARK = {
     "model": ("model_not_found",),
     "overloaded": ("overloaded_error", "server_is_overloaded", "UNAVAILABLE"),
 }
-_BY_WORDS = {
-    "key": r"api key not valid|invalid x-api-key|x-api-key header is required|unregistered callers",
-    "credit": r"credit balance is too low|reached its spend limit|enable billing",
-    "region": r"location is not supported|(country|region)\b.*not (supported|available)|not "
-    "available in your (country|region)|^request not allowed",
-    "context": r"prompt is too long|maximum (context length|number of tokens allowed)|context "
-    "(size|window|length)",
-    "model": r"\bmodels?\b.*\b(not found|does not exist|not exist)|^model: ",
-}
+_REFUSED, _PLACE = range(400, 500), r"\b(country|region|location)\b.*\bnot (supported|available)"
+_MISSING = "(not found|does not exist|not exist)"
+_BY_WORDS = (  # kind, the statuses with which its words count, the words
+    ("key", _REFUSED, "api key not valid|invalid x-api-key|x-api-key header is required|unregistered callers"),
+    ("credit", _REFUSED, "credit balance is too low|reached its spend limit|enable billing|check your billing"),
+    ("credit", _REFUSED, "reached your (specified )?api usage limits"),
+    ("region", (403,), _PLACE),
+    ("region", _REFUSED, f"^((your|user) )?{_PLACE}|^request not allowed"),
+    ("region", _REFUSED, "not available in your (country|region)"),
+    (
+        "context",
+        [status for status in _REFUSED if status != 429],
+        "prompt is too long|maximum (context length|number of tokens allowed)|context (size|window|length)",
+    ),
+    ("model", _REFUSED, rf"\bmodels?\b:?[ /]+(\S+ (is |was )?)?{_MISSING}\b|^model: "),
+)
 _BY_STATUS = {
     401: "key",
     402: "credit",
@@ -97,10 +106,9 @@ def _kind(status: int, marks: frozenset[str], words: str) -> str:
     for kind, names in _BY_MARK.items():
         if marks.intersection(names):
             return kind
-    if 400 <= status < 500:
-        for kind, pattern in _BY_WORDS.items():
-            if re.search(pattern, words, re.IGNORECASE):
-                return kind
+    for kind, statuses, pattern in _BY_WORDS:
+        if status in statuses and re.search(pattern, words, re.IGNORECASE):
+            return kind
     if status >= 500 or status < 400:
         return "overloaded" if status >= 500 else "address" if status >= 300 else "empty"
     return _BY_STATUS.get(status, "request")
@@ -160,16 +168,15 @@ _NO_USE = ("OTHER", "MALFORMED_RESPONSE", "MISSING_THOUGHT_SIGNATURE", "TOO_MANY
 # %% ../nbs/appendix/wire_errors.ipynb #wire-errors-hidden-find
 def status_of(error: dict) -> int:
     """The HTTP status for an error that came without one; 500 if nothing tells."""
-    code = error.get("code")
-    if str(code).isdecimal() and 400 <= int(code) <= 599:
-        return int(code)
+    if re.fullmatch("[45][0-9][0-9]", str(error.get("code"))):
+        return int(error["code"])
     return next((_STATUS[mark] for mark in sorted(_marks(error)) if mark in _STATUS), 500)
 
 
 def hidden_error(raw: dict) -> dict | None:
     """The error in a body that came with status 200, or None: it is a reply."""
-    if isinstance(raw.get("error"), dict | str) and raw["error"]:
-        return error_object(raw)
+    if raw.get("error") or _is_bare_error(raw):
+        return error_object(raw) or {"message": str(raw.get("error") or "an error without words")}
     if raw.get("status") in ("failed", "cancelled") and "output" in raw:
         return {"message": f"the reply has the status {raw['status']}"}
     for key, name, broken in (
@@ -180,6 +187,13 @@ def hidden_error(raw: dict) -> dict | None:
         if isinstance(first, dict) and first.get(name) in broken:
             return {"message": f"the server broke the reply off ({name} {first[name]})"}
     return None
+
+
+def _is_bare_error(raw: dict) -> bool:
+    """Whether a body is an error by itself, with nothing around it: vLLM and some proxies send it so."""
+    kind, told = raw.get("type"), isinstance(raw.get("message"), str)
+    named = raw.get("object") == "error" or isinstance(kind, str) and kind.lower().endswith("error")
+    return named or told and bool(re.fullmatch("[45][0-9][0-9]", str(raw.get("code"))))
 
 # %% ../nbs/appendix/wire_errors.ipynb #wire-errors-advice-code
 ADVICE = {
@@ -226,12 +240,16 @@ def one_line(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
 
 
-_MASKED = re.compile(r"[\w-]*\*{3,}[\w-]*")  # how one provider shows a part of the key in its own message
+_MASKED = re.compile(r"[\w-]*\*{3,}[\w-]*|\[key\](\.{3}|…)[\w-]*")  # how some show a part of the key
+_PIECE = 8  # characters: a shorter piece of a key is of no use, and a shorter key is a placeholder
 
 
 def without_secrets(text: str, secrets: tuple[str, ...]) -> str:
-    """The text without any key in it, whole or half covered with asterisks."""
-    for secret in secrets:
-        if len(secret) >= 8:  # shorter ones are placeholders, and words
-            text = text.replace(secret, "[key]")
-    return _MASKED.sub("[key]", text)
+    """The text without any key in it, whole or half covered with asterisks or dots, and without any piece of
+    one that has 8 or more characters: the text may have been cut in the middle of a key."""
+    pieces = {secret[at : at + _PIECE] for secret in secrets for at in range(len(secret) - _PIECE + 1)}
+    found = (at for at in range(len(text)) if text[at : at + _PIECE] in pieces)
+    hidden = {place for at in found for place in range(at, at + _PIECE)}
+    runs = itertools.groupby(range(len(text)), hidden.__contains__)
+    shown = ("[key]" if is_key else "".join(text[at] for at in run) for is_key, run in runs)
+    return _MASKED.sub("[key]", "".join(shown))

@@ -72,12 +72,15 @@ _LONGEST_ID = 40  # characters; Chat Completions takes no longer call id, and th
 
 
 class Pairs:
-    """The names of all calls of one conversation: ours, and the ones that the provider knows."""
+    """The names of all calls of one conversation: ours, and the ones that the provider knows. `model`: the
+    one that is spoken to."""
 
-    def __init__(self):
+    def __init__(self, model: str = ""):
+        self.model = model
         self._theirs: dict[str, str] = {}
         self._calls: dict[str, dict] = {}
         self._used: set[str] = set()
+        self._items: set[str] = set()
 
     def call(self, block: dict, wanted: Any = None) -> str:
         """The provider's id for a call: the `wanted` one (its own) if that is free, else ours, if need be
@@ -95,6 +98,12 @@ class Pairs:
     def result(self, block: dict) -> str:
         """The provider's id for the call that this result answers."""
         return self._theirs.get(block["tool_use_id"], block["tool_use_id"])
+
+    def is_new(self, item_id: Any) -> bool:
+        """Whether an item may have this id: a text that no item before has. Ask once for each item."""
+        new = isinstance(item_id, str) and item_id != "" and item_id not in self._items
+        self._items |= {item_id} if new else set()
+        return new
 
     def asked(self, block: dict) -> dict:
         """The call that this result answers: the block of ours."""
@@ -161,6 +170,10 @@ def _need(value: Any, kind: type, what: str) -> Any:
     return value
 
 
+_CUT = ("length", "model_length", "max_tokens")
+"""Words by which servers say in either API that a reply is cut; the APIs themselves have one each."""
+
+
 def _settled(content: list[dict], stop: str, usage: Usage) -> Answer:
     """The answer; half a text of arguments at the end of a cut reply is no arguments, as in the Messages
     API. (Nothing of a cut reply is run, and what came is kept under `theirs`.)"""
@@ -198,10 +211,11 @@ def anthropic_items(message: dict, pairs: Pairs) -> list[dict]:
 
 def anthropic_answer(raw: dict) -> Answer:
     """Content untouched. The API counts cached tokens beside `input_tokens`, so its counts are taken over."""
-    content, usage = raw.get("content"), raw.get("usage")
+    content, usage, stop = raw.get("content"), raw.get("usage"), str(raw.get("stop_reason"))
     _need(content, list, "no list of content blocks")
     names = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens", "output_tokens")
-    return Answer(content, str(raw.get("stop_reason")), Usage(*(_count(usage, name) for name in names)))
+    counted = Usage(*(_count(usage, name) for name in names))
+    return Answer(content, "max_tokens" if stop in _CUT else stop, counted)
 
 # %% ../nbs/appendix/wires.ipynb #wires-chat-code
 CHAT = "openai-chat"
@@ -271,7 +285,7 @@ def _result_text(block: dict) -> str:
     return f"Error: {text}" if block.get("is_error") and not text.lower().startswith("error") else text
 
 # %% ../nbs/appendix/wires.ipynb #wires-chat-answer
-_CHAT_STOPS = {"length": "max_tokens", "content_filter": "refusal"}
+_CHAT_STOPS = {**dict.fromkeys(_CUT, "max_tokens"), "content_filter": "refusal"}
 
 
 def chat_answer(raw: dict) -> Answer:
@@ -336,14 +350,14 @@ def responses_head(history: History, model: str, max_tokens: int, request: dict)
 
 # %% ../nbs/appendix/wires.ipynb #wires-responses-items
 def responses_items(message: dict, pairs: Pairs) -> list[dict]:
-    """One of our messages as items. What came over this wire goes back as it came."""
+    """One of our messages as items. What came over this wire goes back as it came, if it may."""
     role, items = message.get("role", "user"), []
     for block in _blocks(message):
         came, kind = _theirs(block, RESPONSES), block.get("type")
         if kind == "tool_use":
-            made = {"type": "function_call", "arguments": _arguments(block["input"])}
-            named = {"call_id": pairs.call(block, (came or {}).get("call_id")), "name": block["name"][:64]}
-            items.append({**(came or made), **named})
+            item = came or {"type": "function_call", "arguments": block["input"]}
+            named = {"call_id": pairs.call(block, item.get("call_id")), "name": block["name"][:64]}
+            items.append({**item, **named, "arguments": _arguments(item.get("arguments"))})
         elif came is not None:
             items.append(came)
         elif kind == "tool_result":
@@ -351,7 +365,24 @@ def responses_items(message: dict, pairs: Pairs) -> list[dict]:
             items.append({**named, "output": _result_text(block)})
         elif kind != "thinking" and (words := _words([block])):
             items.append({"role": role, "content": words})
+    items = [mended for item in items if (mended := _responses_mended(item, pairs))]
+    while items and items[-1].get("type") == "reasoning":
+        items.pop()  # reasoning that led to nothing is refused
     return items
+
+
+def _responses_mended(item: dict, pairs: Pairs) -> dict | None:
+    """The item, or a copy without what would be refused: an id for a second time, words that are no words.
+    None for reasoning whose id was there before: it needs one."""
+    if "id" in item and not pairs.is_new(item["id"]):
+        if item.get("type") == "reasoning":
+            return None
+        item = {key: value for key, value in item.items() if key != "id"}
+    said = item.get("content")
+    if item.get("type") == "message" and not isinstance(said, str):
+        said = [part for part in _list(said) if isinstance(part.get("text", part.get("refusal")), str)]
+        item = {**item, "role": "assistant", "content": said}
+    return item
 
 # %% ../nbs/appendix/wires.ipynb #wires-responses-answer
 def responses_answer(raw: dict) -> Answer:
@@ -364,7 +395,7 @@ def responses_answer(raw: dict) -> Answer:
         part.get("type") == "refusal" for item in _list(output) for part in _list(item.get("content"))
     )
     stop = "refusal" if refused else "tool_use" if called else "end_turn"
-    if status == "incomplete":
+    if status in ("incomplete", "in_progress", "queued"):
         stop = "refusal" if why.get("reason") == "content_filter" else "max_tokens"
     usage, details = raw.get("usage"), "input_tokens_details"
     read, write = _count(usage, details, "cached_tokens"), _count(usage, details, "cache_write_tokens")
@@ -382,7 +413,8 @@ def _responses_block(raw: dict, number: int, item: dict) -> dict:
             "name": item.get("name"),
         }
         return _with_theirs({**block, "input": _parse(item.get("arguments"))}, RESPONSES, item)
-    parts = _list(item.get("content"))
+    said = item.get("content")
+    parts = [{"text": said}] if isinstance(said, str) else _list(said)
     if kind == "message":
         text = "\n".join(str(part.get("text") or part.get("refusal") or "") for part in parts)
         if text.strip():
@@ -420,9 +452,10 @@ def gemini_items(message: dict, pairs: Pairs) -> list[dict]:
     blocks = _blocks(message)
     if message.get("role") == "assistant":
         parts = [part for block in blocks if (part := _gemini_part(block, pairs))]
-        foreign = [part for part in parts if "functionCall" in part]
-        if foreign and not any(_theirs(block, GEMINI) for block in blocks):
-            foreign[0]["thoughtSignature"] = _NO_SIGNATURE
+        calls = [number for number, part in enumerate(parts) if "functionCall" in part]
+        signed = any("thoughtSignature" in parts[number] for number in calls)
+        if calls and not signed and not pairs.model.startswith("gemini-2"):
+            parts[calls[0]] = {**parts[calls[0]], "thoughtSignature": _NO_SIGNATURE}
         return [{"role": "model", "parts": parts}] if parts else []
     results = [_gemini_result(block, pairs) for block in blocks if block.get("type") == "tool_result"]
     words = _words(blocks)
@@ -432,16 +465,26 @@ def gemini_items(message: dict, pairs: Pairs) -> list[dict]:
 
 # %% ../nbs/appendix/wires.ipynb #wires-gemini-part
 def _gemini_part(block: dict, pairs: Pairs) -> dict | None:
-    """A part as it came, or as Gemini would have sent it. None for what is nothing to Gemini."""
+    """A part as it came, if it may go back so, or as Gemini would have sent it. None for what is nothing to
+    Gemini."""
     came, kind = _theirs(block, GEMINI), block.get("type")
     if kind == "tool_use":
         pairs.call(block)
-        if came is None:
-            return {"functionCall": {"name": block["name"], "args": block["input"]}}
+        asked = (came or {}).get("functionCall", {})
+        if came is None or "unreadable" not in came:
+            args = asked["args"] if isinstance(asked.get("args"), dict) else block["input"]
+            call = {**asked, "name": _gemini_name(asked, block), "args": args}
+            return {**(came or {}), "functionCall": call}
     if came is not None:
         return {"text": came["unreadable"]} if "unreadable" in came else came
     words = _words([block]) if kind != "thinking" else ""
     return {"text": words} if words else None
+
+
+def _gemini_name(call: dict, block: dict) -> str:
+    """The name under which Gemini made a call; ours if that is none."""
+    name = call.get("name")
+    return name if isinstance(name, str) and name else block["name"]
 
 
 def _gemini_result(block: dict, pairs: Pairs) -> dict:
@@ -452,7 +495,7 @@ def _gemini_result(block: dict, pairs: Pairs) -> dict:
         return {"text": f"Error: {text}"}
     call = came.get("functionCall") if isinstance(came.get("functionCall"), dict) else {}
     answer = {
-        "name": call.get("name") or asked["name"],
+        "name": _gemini_name(call, asked),
         "response": {"error" if block.get("is_error") else "output": text},
     }
     return {"functionResponse": answer | ({"id": call["id"]} if "id" in call else {})}
@@ -526,7 +569,9 @@ class Wire:
     def base(self, base_url: str) -> str:
         """The base URL with its version. One that has a path of its own is taken as it is; only Anthropic's
         clients always add the version. An endpoint at its end, copied with it, is cut off."""
-        base = base_url.rstrip("/").removesuffix(self.path(""))
+        base = base_url.rstrip("/")
+        end = r"/models(/[^/]*)?" if self.name == GEMINI else re.escape(self.path(""))
+        base = re.sub(f"{end}$", "", base)
         complete = "/" in base.partition("://")[2] and self.name != "anthropic"
         return base if complete or base.endswith(self.version) else base + self.version
 
@@ -604,18 +649,18 @@ SERVER_CHAT = replace(WIRES[CHAT], head=functools.partial(chat_head, limit="max_
 
 # %% ../nbs/appendix/wires.ipynb #wires-request-cache
 class _Written:
-    """What of one history has been translated for one wire: for each message its items as JSON, commas and
-    all."""
+    """What of one history has been translated for one wire and model: for each message its items as JSON,
+    commas and all."""
 
-    def __init__(self):
+    def __init__(self, model: str):
         self.pieces: list[bytes] = []
-        self.pairs, self._last = Pairs(), None
+        self.pairs, self._last = Pairs(model), None
 
     def catch_up(self, history: History, wire: Wire, begun: bool) -> None:
         """Translate the messages that are new. `begun`: something stands before the first of them."""
         known, messages = len(self.pieces), history.messages
         if known and (known > len(messages) or messages[known - 1] is not self._last):
-            self.__init__()  # somebody took messages away, or an interrupt came in between: begin again
+            self.__init__(self.pairs.model)  # messages were taken away, or an interrupt came: begin again
         for message in messages[len(self.pieces) :]:
             try:
                 items = b",".join(map(encode_json, wire.items(message, self.pairs)))
@@ -629,7 +674,7 @@ class _Written:
             self._last = message
 
 
-_WRITTEN: weakref.WeakKeyDictionary[History, dict[str, _Written]] = weakref.WeakKeyDictionary()
+_WRITTEN: weakref.WeakKeyDictionary[History, dict[tuple, _Written]] = weakref.WeakKeyDictionary()
 _LOCK = threading.Lock()
 
 
@@ -637,7 +682,7 @@ def request_body(wire: Wire, history: History, model: str, max_tokens: int, requ
     """The body of one request. `request`: more fields of that API. What it was before is, up to the closing
     brackets, the beginning of what it is now."""
     with _LOCK:
-        written = _WRITTEN.setdefault(history, {}).setdefault(wire.name, _Written())
+        written = _WRITTEN.setdefault(history, {}).setdefault((wire.name, model), _Written(model))
     system = b",".join(map(encode_json, wire.system(history)))
     written.catch_up(history, wire, bool(system))
     head = encode_json(wire.head(history, model, max_tokens, request))

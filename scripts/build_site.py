@@ -22,6 +22,10 @@ from harnesslab.glossary import GLOSSARY
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES = {".svg", ".png"}
 LANGUAGES = {".py": "python", ".sh": "bash", ".toml": "toml", ".json": "json"}
+STORED = """```{note}
+This is the notebook as it is stored: of its outputs, only a few charts and tables are kept. Run it in JupyterLab (`make lab`) to see the others, to answer the questions, and to
+step through the traces.
+```"""
 CODE = re.compile(r"(^```.*?^```[^\n]*$|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"""(\]\(|\]:\ |\b(?:href|src)=")(?![a-z]+:)([^)\s"#]*)(\#[^)\s"]*)?(?=[)\s"]|$)""")
 TOOLTIP = re.compile(r'<abbr title="([^"]*)">.*?</abbr>', re.DOTALL)
@@ -86,6 +90,8 @@ class Pages:
                 chart = re.search(r"Title text '([^']*)'", json.dumps(cell["outputs"]))
                 shown = {"image": {"alt": f"Chart: {chart[1] if chart else 'see the text'}"}, "code_prompt_show": "Imports", "code_prompt_hide": "Imports"}
                 cells.append({**cell, "source": source, "metadata": {"tags": directives + ["hide-input"] * only_imports(source), "mystnb": shown}})
+        if any(cell["cell_type"] == "code" for cell in cells) and path.name != "index.ipynb":
+            cells.insert(2, markdown("stored", STORED))
         notebook["cells"] = [*cells, markdown("contents", last)] if last else cells
         return notebook
 

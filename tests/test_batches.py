@@ -1,4 +1,5 @@
 """Batches: whatever moment the plug is pulled, whoever else works in the folder, nothing is lost and nothing is counted twice."""
+import errno
 import json
 import os
 import random
@@ -17,6 +18,7 @@ from harnesslab.batches import Budget, Job, Spent, Store, do_job, make_key, run_
 from harnesslab.loop import UsageError
 from batch_jobs import jobs_of
 
+linux_root = pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="optional: needs Linux and root")
 SCRIPT = """
 import json, sys
 sys.path.insert(0, {tests!r})
@@ -211,11 +213,13 @@ def test_lines_of_others_in_the_index_stay(tmp_path):
 
 
 def test_labels_that_look_alike_as_folders_are_not_mixed(tmp_path):
-    store = Store(tmp_path)
-    store.settle("a/b", {"model": "m"})
-    with pytest.raises(UsageError, match="another configuration"):
-        store.settle("a_b", {"model": "m"})
-    assert Job("../../x", "../y", make_key(1), {}, None).name.startswith("_.._y") or "/" not in Job("x", "../y", make_key(1), {}, None).name
+    store, alike = Store(tmp_path), ["a/b", "a_b", "\u524d", "\u5f8c", ".a", "a", "_", "x" * 120, "x" * 121, "", "."]
+    for label in alike:
+        store.settle(label, {"model": "m"})
+        with pytest.raises(UsageError, match="another configuration"):
+            store.settle(label, {"model": "n"})
+    assert len({store.home(label) for label in alike}) == len(alike) and store.home("a_b").name == "a_b"
+    assert "/" not in Job("x", "../y", make_key(1), {}, None).name
     assert store.home("../../x").parent == store.runs
 
 
@@ -262,3 +266,118 @@ def test_the_bar_in_a_terminal(tmp_path):
     text = seen.decode()
     assert "6/6" in text and "6 passed" in text and "tokens" in text and "<" in text
     assert finish(start(tmp_path / "log"))[1] == ""
+
+
+def job_of(work, number=0, recount=None):
+    return Job("demo", f"t-{number}", make_key(number), {"task": f"t{number}", "rep": 0}, work, recount=recount)
+
+
+def one_good_run(attempt):
+    return {"status": "done", "passed": True, "tok_in": 10, "tok_out": 1}
+
+
+def crash(attempt):
+    attempt.totals.add({"type": "model_replied", "payload": {"usage": {"fresh": 400}}})
+    raise RuntimeError("boom")
+
+
+def test_the_budget_remembers_the_tries_that_crashed(tmp_path):
+    """Night by night the same run crashes; when its tries have spent the budget, it is not begun again."""
+    ends, spent = [], []
+    for _ in range(4):
+        batch = run_batch(tmp_path, [job_of(crash)], budget=Budget(tokens=1_000), workers=1, progress=False)
+        ends.append(batch.stopped)
+        spent.append(batch.spent.tokens)
+    assert ends == ["1 run broke off"] * 3 + ["budget"] and spent == [400, 800, 1_200, 1_200]
+    assert len(Store(tmp_path).attempts(job_of(crash))) == 3
+    done = run_batch(tmp_path, [job_of(one_good_run)], progress=False)
+    assert done.spent.tokens == run_batch(tmp_path, [job_of(one_good_run)], progress=False).spent.tokens == 1_211
+
+
+def test_the_budget_asks_a_job_what_killed_tries_have_spent(tmp_path):
+    recount = lambda folder: {"tok_in": int((folder / "spent").read_text())}
+    folder = Store(tmp_path).home("demo") / f"{job_of(crash).name}.attempt-1"
+    folder.mkdir(parents=True)                                          # what a killed process leaves
+    (folder / "spent").write_text("700")
+    job = job_of(one_good_run, recount=recount)
+    assert run_batch(tmp_path, [job], budget=Budget(tokens=700), progress=False).stopped == "budget"
+    work = lambda attempt: one_good_run(attempt) | {"earlier": [recount(path) for path in attempt.earlier]}
+    batch = run_batch(tmp_path, [job_of(work, recount=recount)], budget=Budget(tokens=701), progress=False)
+    assert not batch.stopped and batch.spent.tokens == 711               # what the row tells again is not counted twice
+
+
+def test_what_is_done_again_counts_and_what_is_not_keeps_its_row(tmp_path):
+    failed = lambda attempt: {"status": "api_error", "passed": None, "tok_in": 1_000, "tok_out": 0}
+    jobs = [job_of(failed, number) for number in range(4)]
+    assert run_batch(tmp_path, jobs, workers=1, progress=False).spent.tokens == 4_000
+    for _ in range(2):
+        batch = run_batch(tmp_path, jobs, budget=Budget(tokens=4_500), redo=lambda row: True, workers=1, progress=False)
+        assert (batch.stopped, batch.spent.tokens) == ("budget", 5_000)
+        assert [row["status"] for row in batch.rows] == ["api_error"] * 4 == [row["status"] for row in index(tmp_path)]
+        assert [row["attempt"] for row in batch.rows] == [2, 1, 1, 1]
+
+
+@pytest.mark.parametrize("value", ["0.12", float("nan"), float("inf"), -1, [1], {}, True, None])
+def test_a_stored_row_with_odd_numbers_ends_nothing(value, tmp_path):
+    work = lambda attempt: {**one_good_run(attempt), "dollars": value, "earlier": value}
+    for _ in range(2):
+        batch = run_batch(tmp_path, [job_of(work)], budget=Budget(dollars=5), progress=False)
+        assert not batch.stopped and batch.spent == Spent(float(value is True), 11, int(value is not True))
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.write_bytes(path.read_bytes()[:-20]), os.unlink, lambda path: path.write_text("[]"), lambda path: path.write_bytes(b"\0" * 99)])
+def test_a_damaged_row_is_paid_once_more_and_no_more(damage, tmp_path):
+    begun = []
+    work = lambda attempt: begun.append(attempt.number) or one_good_run(attempt)
+    for number in range(3):
+        batch = run_batch(tmp_path, [job_of(work)], progress=False)
+        assert not batch.stopped and batch.rows[0]["status"] == "done"
+        if number == 0:
+            damage(tmp_path / batch.rows[0]["folder"] / "row.json")
+    assert begun == [1, 2] and [row["attempt"] for row in index(tmp_path)] == [2]
+
+
+def test_a_copy_of_a_try_is_no_try(tmp_path):
+    run_batch(tmp_path, [job_of(crash)], progress=False)
+    [folder] = Store(tmp_path).attempts(job_of(crash))
+    folder.with_name(folder.name + ".bak").mkdir()
+    assert Store(tmp_path).attempts(job_of(crash)) == [folder] and run_batch(tmp_path, [job_of(one_good_run)], progress=False).rows[0]["attempt"] == 2
+
+
+@pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_a_full_disk_stops_the_batch_with_one_sentence(reason, tmp_path):
+    begun = []
+
+    def full(attempt):
+        begun.append(attempt.number)
+        raise OSError(reason, os.strerror(reason))
+    for _ in range(2):
+        with pytest.raises(UsageError, match="make room"):
+            run_batch(tmp_path, [job_of(full, number) for number in range(6)], workers=1, progress=False)
+    assert len(begun) == 2
+    assert not run_batch(tmp_path, [job_of(one_good_run, number) for number in range(6)], progress=False).stopped
+
+
+@linux_root
+def test_a_disk_that_is_really_full(tmp_path):
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(tmp_path)], capture_output=True).returncode:
+        pytest.skip("optional: nothing can be mounted here")
+    begun = []
+
+    def big(attempt):
+        begun.append(attempt.number)
+        (attempt.folder / "x").write_bytes(os.urandom(60_000))
+        return one_good_run(attempt)
+    try:
+        with pytest.raises(UsageError, match="make room"):
+            run_batch(tmp_path, [job_of(big, number) for number in range(9)], workers=1, progress=False)
+        assert 1 < len(begun) < 6 and len(Store(tmp_path, make=False).rows()) == len(begun) - 1
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_a_file_in_the_place_of_a_label(tmp_path):
+    store = Store(tmp_path)
+    (store.runs / "v1").write_text("")
+    with pytest.raises(UsageError, match="Results cannot be written to .*v1"):
+        store.settle("v1", {})

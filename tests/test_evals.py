@@ -13,13 +13,15 @@ import textwrap
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
 from eval_agents import bad_agent, boasting_agent, chatty_agent, crashing_agent, idle_agent, uncounting_agent, unhurried_solver, unsure_check
 from harnesslab import evals
-from harnesslab.batches import Attempt
+from harnesslab.batches import Attempt, Spent, spent_by
 from harnesslab.eval_commands import eval_command, text_table, validate_command
 from harnesslab.evals import Setup, ScriptedSolver, TaskEnv, load_results, make_setup, run_comparison, run_one, run_tasks
 from harnesslab.fake_api import Fault
@@ -27,7 +29,7 @@ from harnesslab.fences import choose_fence
 from harnesslab.loop import Limits, UsageError
 from harnesslab.providers import connect, offline
 from harnesslab.scripted import call, make_repo, say
-from harnesslab.statistics import outcome
+from harnesslab.statistics import cost_per_solved, outcome
 from harnesslab.tasks import Task, wordcount_tasks
 from harnesslab.tools import Tool
 from harnesslab.verifier import Verdict
@@ -492,3 +494,145 @@ def test_a_broken_verifier_teaches_nothing():
     with pytest.raises(RuntimeError, match="no space left"):
         env.step([say("Done.")])
     env.close()
+
+
+# ---- who is who, and what was paid -----------------------------------------------------------------------------
+
+COUNTED = {"status": "done", "steps": 1, "tok_in": 10, "tok_out": 1, "tool_errors": 0}
+
+
+def agent_with(setting):
+    def agent(prompt, repo, mode="ask", trace=None):
+        return {**COUNTED, "setting": repr(setting)}
+    return agent
+
+
+class Agent:
+    def __init__(self, setting):
+        self.setting, self.lock, self.me = setting, threading.Lock(), self
+
+    def __call__(self, prompt, repo, mode="ask", trace=None):
+        return {**COUNTED, "setting": repr(self.setting)}
+
+    def run(self, prompt, repo, mode="ask", trace=None):
+        return self(prompt, repo)
+
+
+def with_default(setting):
+    def agent(prompt, repo, mode="ask", trace=None, setting=setting):
+        return dict(COUNTED)
+    return agent
+
+
+def with_keyword_default(setting):
+    def agent(prompt, repo, mode="ask", trace=None, *, setting=setting):
+        return dict(COUNTED)
+    return agent
+
+
+def with_attribute(setting):
+    def agent(prompt, repo, mode="ask", trace=None):
+        return {**COUNTED, "setting": agent.setting}
+    agent.setting = setting
+    return agent
+
+
+def typed_at_a_prompt(setting):
+    names = {"COUNTED": COUNTED}
+    exec(f"def agent(prompt, repo, mode='ask', trace=None): return {{**COUNTED, 'setting': {setting!r}}}", names)
+    return names["agent"]
+
+
+MADE = [agent_with, Agent, lambda setting: Agent(setting).run, lambda setting: Agent({"deep": [agent_with(setting)]}), with_default, with_keyword_default, with_attribute, typed_at_a_prompt,
+        lambda setting: functools.partial(agent_with(setting), mode="yes"), lambda setting: agent_with(frozenset(["a", "b", "c", str(setting)])), lambda setting: agent_with(b"x" * (setting == 1))]
+
+
+@pytest.mark.parametrize("make", MADE)
+def test_agents_that_differ_in_what_they_were_made_with_are_told_apart(make, tmp_path):
+    quiet("v1", 1, tasks=[LOCATE], out=tmp_path, model=SURE, agent=make(1))
+    assert len(quiet("v1", 2, tasks=[LOCATE], out=tmp_path, model=SURE, agent=make(1)).rows) == 2      # the same, made anew
+    with pytest.raises(UsageError, match="another configuration"):
+        quiet("v1", 1, tasks=[LOCATE], out=tmp_path, model=SURE, agent=make(2))
+
+
+def test_makers_of_models_are_told_apart_too(tmp_path):
+    maker = lambda rate: lambda task, rep: ScriptedSolver(slip_rate=0, miss_rate=rate)(task, rep)
+    assert quiet("v1", 1, tasks=[LOCATE], out=tmp_path, model=maker(1.0)).rows[0]["passed"] is False
+    with pytest.raises(UsageError, match="another configuration"):
+        quiet("v1", 1, tasks=[LOCATE], out=tmp_path, model=maker(0.0))
+
+
+def test_an_agent_is_the_same_in_every_process():
+    code = "import json, sys; sys.path.insert(0, sys.argv[1]); import test_evals as t; print(json.dumps([t.Setup(t.SURE, agent=make(1)).describe() for make in t.MADE]))"
+    seen = {subprocess.run([sys.executable, "-c", code, os.path.dirname(__file__)], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONHASHSEED": seed}).stdout for seed in ("1", "2")}
+    assert len(seen) == 1 and " at 0x" not in seen.pop()
+
+
+@pytest.mark.parametrize("dollars", ["0.12", float("nan"), float("inf"), -5.0, [1], 10 ** 16, "x", Decimal("NaN"), Decimal("sNaN")])
+def test_a_price_that_is_none_is_one_sentence(dollars, tmp_path):
+    agent = lambda prompt, repo, mode="ask", trace=None: {**COUNTED, "dollars": dollars}
+    for _ in range(2):
+        with pytest.raises(UsageError, match="must count dollars as a number from 0 up"):
+            quiet("v1", 1, tasks=[LOCATE], out=tmp_path, model=SURE, agent=agent)
+
+
+@pytest.mark.parametrize("dollars, kept", [(Decimal("0.12"), 0.12), (Fraction(1, 4), 0.25), (0, 0), (None, None)])
+def test_a_price_of_any_kind_of_number(dollars, kept, tmp_path):
+    agent = lambda prompt, repo, mode="ask", trace=None: {**COUNTED, "dollars": dollars, "steps": Fraction(2)}
+    for _ in range(2):
+        [row] = quiet("v1", 1, tasks=[LOCATE], out=tmp_path, model=SURE, agent=agent).rows
+        assert row["dollars"] == kept and row["steps"] == 2.0
+
+
+def flaky_agent(prompt, repo, mode="ask", trace=None, flag=""):
+    """Ended by the API the first time. It writes no trace."""
+    if not os.path.exists(flag):
+        Path(flag).touch()
+        return {**COUNTED, "status": "api_error", "dollars": 5.0}
+    (Path(repo) / "ANSWER.txt").write_text("format_report wordcount/report.py\n")
+    return {**COUNTED, "dollars": 1.0}
+
+
+def test_what_a_first_try_has_cost_is_part_of_the_price(tmp_path):
+    how = {"tasks": [LOCATE], "out": tmp_path, "model": SURE, "agent": flaky_agent, "options": {"flag": str(tmp_path / "flag")}}
+    quiet("v1", 1, **how)
+    results = quiet("v1", 1, **how, retry_errors=True)
+    assert results.rows[0]["earlier"] == [{"attempt": 1, "status": "api_error", "steps": 1, "tok_in": 10, "tok_out": 1, "dollars": 5.0, "error": ""}]
+    assert cost_per_solved(results.rows) == 6.0 and spent_by(results.rows[0]) == Spent(6.0, 22, 0)
+
+
+def test_the_budget_counts_what_killed_tries_have_spent(tmp_path):
+    """A process that dies while it verifies, night after night, does not begin a run again when the budget is spent."""
+    code = """
+import os, sys
+from harnesslab import evals
+evals.verify = lambda *_, **__: os.kill(os.getpid(), 9)
+tasks = [task for task in evals.wordcount_tasks() if task.id == "locate"]
+results = evals.run_tasks("v1", 1, tasks=tasks, out=sys.argv[1], model=evals.ScriptedSolver(slip_rate=0, miss_rate=0), budget_tokens=2, workers=1, progress=False)
+print(results.stopped)
+"""
+    ends = [subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True) for _ in range(2)]
+    assert ends[0].returncode == -9 and ends[1].stdout == "budget\n", ends
+    [row] = quiet("v1", 1, tasks=[LOCATE], out=tmp_path, model=SURE).rows
+    assert row["passed"] and row["earlier"][0]["tok_in"] > 2
+
+
+def test_results_can_be_read_where_nothing_can_be_written(tmp_path):
+    quiet("v1", 1, tasks=[LOCATE], out=tmp_path, model=SURE)
+    (tmp_path / "runs/.lock").unlink()
+    places = [tmp_path, *tmp_path.rglob("*")]
+    modes = [place.stat().st_mode for place in places]
+    for place in places:
+        place.chmod(0o555 if place.is_dir() else 0o444)                 # root may write all the same, but does not
+    try:
+        before = sorted((str(place), place.stat().st_mtime_ns) for place in places)
+        assert load_results(tmp_path)["v1"].rows[0]["passed"]
+        assert sorted((str(place), place.stat().st_mtime_ns) for place in [tmp_path, *tmp_path.rglob("*")]) == before
+    finally:
+        for place, mode in zip(places, modes):
+            place.chmod(mode)
+
+
+def test_a_crash_is_said_at_the_end(tmp_path, capsys):
+    results = quiet("v1", 1, tasks=[LOCATE], out=tmp_path, model=SURE, agent=lambda prompt, repo, mode="ask", trace=None: 1 / 0)
+    assert "Not all was done (1 run broke off); the same call again goes on from here." in results.sentence

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from hypothesis import given, settings, strategies as st
 from nbclient import NotebookClient
 
 from test_cli import wait_until
 
-from harnesslab import small_harness
-from harnesslab.checking import Exercise, Trial, Wrong, difference, is_untouched, judge, limited, mistakes, show, wrong_answer
+from harnesslab import small_harness, tools
+from harnesslab.checking import (Exercise, Mistake, Trial, Wrong, difference, is_untouched, judge, limited, mentions, mistakes, show,
+                                 wrong_answer)
 from harnesslab.checks_fence import left_behind, running
 from harnesslab.exercises import (EXERCISES, LESSONS, _whole_solution, check, check_folder, exercise_notebook, exercises_of, results_table,
                                   write_exercises)
@@ -47,8 +49,10 @@ def test_the_lesson_has_its_exercises():
 
 @pytest.mark.parametrize("exercise", ALL, ids=lambda e: e.name)
 def test_the_solution_passes(exercise):
+    before = dict(os.environ), os.fstat(0)
     verdict = check(exercise.name, by_name(exercise.name))
     assert verdict and verdict.held >= 5, verdict
+    assert (dict(os.environ), os.fstat(0)) == before, "a check puts everything back"
 
 
 @pytest.mark.parametrize("exercise", ALL, ids=lambda e: e.name)
@@ -68,11 +72,69 @@ def test_a_wrong_answer_gets_its_own_explanation(exercise, mistake):
     assert not verdict and verdict.why.startswith(mistake.why) and verdict.given and verdict.wanted and verdict.got, verdict
 
 
+# Answers that are right by the docstring, and written otherwise than ours: (exercise, piece of our solution, what stands there instead).
+NO_WORDS_FOR_A_SHELL = r"""not re.search(r'[;&|<>$`\\"\'(){}\[\]*?~#!\n\r]', args.get("cmd", ""))"""
+OTHERWISE_RIGHT = [
+    ("clip", "[... {len(s) - 2 * half} characters cut here", "[... too long, {len(s) - 2 * half:,} extra characters cut"),
+    ("read_file", "{number:>4} ", "{number:>2} "), ("read_file", "{number:>4} ", "{number}: "), ("read_file", "if last < wanted", "if last < len(lines)"),
+    ("read_file", "for number, line in", "for number, line in ((n, line[:150]) for n, line in"), ("execute", "json.dumps(result)", "json.dumps(result, indent=2)"),
+    ("execute", 'f"{type(error).__name__}: {error}"', "repr(error)"), ("edit_file", '", ".join(map(str, places))', "f'{places[:-1]} and {places[-1]}'"),
+    ("edit_file", "old text found 0 times in", "old text not found in"), ("permit", 're.fullmatch(r"[\\w./ -]+", args.get("cmd", ""))', NO_WORDS_FOR_A_SHELL),
+    ("call_model", "time.sleep(wait * (1 + random.random() / 4))", "time.sleep(wait)\n        time.sleep(random.random())"),
+    ("call_model", "time.sleep(wait * (1 + random.random() / 4))", "time.sleep(wait + random.getrandbits(1))"),
+    ("run_agent", "if not calls", 'if reply["stop_reason"] == "end_turn"')]
+
+
+@pytest.mark.parametrize("name, old, new", OTHERWISE_RIGHT, ids=[f"{name}-{number}" for number, (name, _, _) in enumerate(OTHERWISE_RIGHT)])
+def test_a_right_answer_that_is_not_ours_passes(name, old, new):
+    closing = {"for number, line in": ((", start=start)]", ", start=start))]"),)}.get(old, ())
+    code = wrong_answer(EXERCISES[name], Mistake("", "", ((old, new), *closing)))
+    assert check(name, run_code(code, name))
+
+
+def test_the_lessons_own_clip_passes():
+    assert check("clip", tools.clip)
+
+
 @pytest.mark.parametrize("exercise", ALL, ids=lambda e: e.name)
 def test_explanations_differ(exercise):
     starts = [mistake.why for mistake in exercise.mistakes]
     assert not any(a != b and a.startswith(b) for a in starts for b in starts)
     assert len(set(starts)) == len(starts) and all(len(start) > 5 for start in starts)
+
+
+# --- our own small versions keep what their docstrings say
+
+@given(length=st.integers(0, 400), limit=st.integers(0, 300))
+def test_our_clip_never_passes_its_limit(length, limit):
+    text = "".join(chr(256 + n) for n in range(length))
+    got = small_harness.clip(text, limit)
+    assert len(got) <= limit or got == text and length <= limit
+    if limit >= 60 and length > limit:
+        head, cut, tail = re.fullmatch(r"(.*)\n\[\.\.\. (\d+) characters cut here \.\.\.\]\n(.*)", got).groups()
+        assert text.startswith(head) and text.endswith(tail) and len(head) + int(cut) + len(tail) == length and len(head) == len(tail)
+
+
+@settings(max_examples=50)
+@given(before=st.binary(max_size=20), after=st.binary(max_size=20))
+def test_our_edit_keeps_every_byte_around_it(tmp_path_factory, before, after):
+    folder = tmp_path_factory.getbasetemp()
+    (folder / "bytes.txt").write_bytes(before.replace(b"o", b"") + b"old" + after.replace(b"o", b""))
+    assert small_harness.edit_file(folder, "bytes.txt", "old", "n\u00e9w").startswith("edited")
+    assert (folder / "bytes.txt").read_bytes() == before.replace(b"o", b"") + "n\u00e9w".encode() + after.replace(b"o", b"")
+
+
+def test_our_edit_counts_places_that_overlap(tmp_path):
+    (tmp_path / "a.txt").write_text("aaa\n")
+    with pytest.raises(tools.ToolError, match="found 2 times"):
+        small_harness.edit_file(tmp_path, "a.txt", "aa", "b")
+    assert (tmp_path / "a.txt").read_text() == "aaa\n"
+
+
+def test_our_read_says_what_the_cap_left_out_of_a_range_too(tmp_path):
+    (tmp_path / "a.txt").write_text("x\n" * 1_000)
+    assert small_harness.read_file(tmp_path, "a.txt", 101, 900).endswith(" 500 x\n[The file has 1000 lines. To go on, read from line 501.]")
+    assert small_harness.read_file(tmp_path, "a.txt", 999, 2_000) == " 999 x\n1000 x" and small_harness.read_file(tmp_path, "a.txt", 1, 1) == "   1 x"
 
 
 def test_an_exercise_that_does_not_exist_and_a_function_that_was_called():
@@ -131,6 +193,23 @@ def test_refuses_wants_the_right_exception_and_its_words():
     for error in (ToolError("line 7"), ValueError("line 6")):
         with pytest.raises(Wrong, match="other"):
             trial_of(error).refuses("why", says=("6",), or_why="other")
+
+
+def test_refuses_finds_numbers_however_they_are_listed():
+    for words in ("found 3 times, at lines 1, 2 and 4", "3: [1, 2, 4]", "3 times: 1,2,4"):
+        def function():
+            raise tools.ToolError(words)
+        trial = Trial(function)
+        trial.give("nothing")
+        trial.refuses("why", says=(3, 1, 2, 4))
+        with pytest.raises(Wrong):
+            trial.refuses("why", says=(12,))
+
+
+@given(st.integers(0, 10**12))
+def test_a_number_is_found_however_it_is_grouped(number):
+    assert all(mentions(f"line {text}.", number) for text in (str(number), f"{number:,}", f"{number:_}"))
+    assert not mentions(f"line {number}0", number) or number == 0
 
 
 def test_mistakes_are_read_from_text():
@@ -343,6 +422,36 @@ def test_the_grader_says_what_is_missing_wrong_or_broken(folder):
     assert rows["edit_file"]["passed"], "what is missing is lent"
     table = results_table(list(rows.values()))
     assert re.search(r"search +not written", table) and re.search(r"edit_file +right", table) and "1 of 5 right." in table
+
+
+RIGHT_IN_A_NOTEBOOK = {
+    "clip": '''
+from __future__ import annotations
+%matplotlib inline
+files = !ls
+NOTES = []
+NOTES.append("\\n[... %d characters cut here ...]\\n")
+nothing.like_this()
+def clip(s: Text, limit: int = 8_000) -> str:
+    if (len(s)
+            != min(len(s), limit)):
+        half = (limit - 60) // 2
+        note = (NOTES[0]
+                % (len(s) - 2 * half))
+        return s[:half] + note + s[-half:]
+    return s
+for _ in range(2):
+    %timeit -n 1 clip("x")
+clip?
+check("clip", clip), print(try_in_harness(clip))
+''',
+    "safe_path": "def later(x: Text): pass\n" + EXERCISES["safe_path"].source, "search": EXERCISES["search"].source + "await sleep(1)\n"}
+
+
+def test_what_is_right_in_a_notebook_is_right_for_the_grader(folder):
+    fill_in(only(folder, "01_tools"), solutions() | RIGHT_IN_A_NOTEBOOK)
+    rows = {row["exercise"]: row for row in check_folder(folder)}
+    assert all(row["passed"] for row in rows.values()), results_table(list(rows.values()))
 
 
 @pytest.mark.parametrize("code, says", [("import os\nx = os._exit(0)", "ended without a word"), ("while True: pass", "does not end by itself"),

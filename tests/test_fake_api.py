@@ -15,7 +15,8 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, assume, given, settings, strategies as st
 
-from harnesslab.api_rules import MAX_BODY, MODELS, ModelRules
+from harnesslab.api_rules import MAX_BODY, MODELS, ModelRules, Refused, check_request
+from harnesslab.chat_api import check_chat
 from harnesslab.fake_api import FAULTS, FakeApi, Fault, _read_prompt, estimate_tokens, sign
 
 CASES = json.loads((Path(__file__).parent / "data" / "wire_cases.json").read_text(encoding="utf-8"))
@@ -175,6 +176,8 @@ REFUSED = [   # (title, request, fragments of the message)
     ("schema: required is a word", SCHEMA(type="object", required="n"), ["JSON schema is invalid"]),
     ("schema: items is a list", SCHEMA(type="object", properties={"a": {"type": "array", "items": [{"type": "string"}]}}), ["JSON schema is invalid"]),
     ("schema: properties is a list", SCHEMA(type="object", properties=["n"]), ["JSON schema is invalid"]),
+    ("strict: an inner object or null is open", body(tools=[{**TOOL, "strict": True, "input_schema": {
+        "type": "object", "additionalProperties": False, "properties": {"a": {"type": ["object", "null"]}}}}]), ["additionalProperties"]),
     ("strict: an inner object is open", body(tools=[{**TOOL, "strict": True, "input_schema": {
         "type": "object", "additionalProperties": False, "properties": {"a": {"type": "object"}}}}]), ["additionalProperties"]),
     ("choice: a bare word", body(tool_choice="auto"), ["tool_choice: Input should be an object"]),
@@ -611,6 +614,38 @@ def test_few_conversations_are_remembered():
     for number in range(40):
         usage_of(api, body(user(f"I am {number}.")))
     assert len(api._recent) == 16
+
+
+BAD_KEYWORDS = [{"exclusiveMinimum": True}, {"minimum": "0"}, {"pattern": 5}, {"$ref": 5}, {"description": 5}, {"enum": "a"}, {"title": None}, {"maxLength": -1}, {"minItems": 1.5}, {"maxItems": True},
+                {"uniqueItems": 1}, {"examples": "x"}, {"format": ["date"]}, {"dependentRequired": []}, {"maximum": None}, {"allOf": {}}, {"maxLength": float("1e999")}]
+GOOD_KEYWORDS = [{"exclusiveMinimum": 0}, {"minimum": -0.5}, {"pattern": "^a"}, {"description": ""}, {"enum": []}, {"maxLength": 0}, {"minItems": 2.0}, {"uniqueItems": False}, {"default": 5}, {"const": None}, {"x-own": [1]}, {"maximum": 10**400}]
+
+
+@pytest.mark.parametrize("number, keywords", list(enumerate([*BAD_KEYWORDS, *GOOD_KEYWORDS])))
+def test_every_keyword_of_a_schema_has_its_type(number, keywords):
+    """In a property, where any schema may stand; Chat Completions says the same in its own words."""
+    schema, good = {"type": "object", "properties": {"n": keywords}}, number >= len(BAD_KEYWORDS)
+    shapes = [(check_request, body(tools=[{**TOOL, "input_schema": schema}])),
+              (check_chat, {"model": "openai-model", "messages": [user("Hi.")], "tools": [{"type": "function", "function": {"name": "look", "parameters": schema}}]})]
+    for check, whole in shapes:
+        if good:
+            check(whole)
+        else:
+            with pytest.raises(Refused, match="JSON schema is invalid|Invalid schema for function 'look': .* is not of type"):
+                check(whole)
+
+
+def test_what_passed_before_does_not_make_another_thing_pass():
+    """In Python true and 1 are equal; a request that is refused alone is refused after one that it resembles."""
+    api = FakeApi(says("Fine."))
+    asked, ended = [user("Hi."), assistant(call())], [assistant(text("So.")), user("And?")]
+    usage_of(api, body(*asked, user({**result(), "is_error": True}), *ended))
+    for other in (1, 1.0):
+        whole = body(*asked, user({**result(), "is_error": other}), *ended)
+        with pytest.raises(Refused, match="is_error"):
+            check_request(whole)
+        with client_of(api) as client:
+            assert client.post("/v1/messages", json=whole).status_code == 400
 
 
 def test_what_passed_before_does_not_hide_a_later_fault():

@@ -152,7 +152,7 @@ def test_write_outside(walled, repo, command):
 
 
 @pytest.mark.parametrize("command", ["cat ../outside/secret", "cat {outside}/secret", "ln {outside}/secret hard; cat hard", "ln -s {outside}/secret soft; cat soft",
-                                     "cat /proc/self/root{outside}/secret", "cat /proc/$PPID/root{outside}/secret", "cp -r ../outside copy; cat copy/secret"])
+                                     "cat /proc/self/root{outside}/secret", "sh -c 'cat /proc/$PPID/root{outside}/secret; true'", "cp -r ../outside copy; cat copy/secret"])
 def test_read_outside(walled, repo, command):
     command = command.format(outside=repo.parent / "outside")
     assert "the-secret" in ProcessFence().run(repo, command).output
@@ -251,6 +251,28 @@ def test_git_and_system_are_read_only(name, repo):
                             "mount -o remount,bind,rw /usr; touch /usr/x; git log --oneline | cut -d' ' -f2")
     assert result.output.endswith("first\n") and not (repo / ".git/hooks/pre-commit").exists() and not os.path.exists("/usr/x")
     assert "x\n" not in (repo / ".git/config").read_text()
+
+
+@pytest.mark.parametrize("name", ["namespace", "container"])
+@pytest.mark.parametrize("command", ["git init -q", "mkdir .git && mkfifo .git/HEAD", "echo 'gitdir: /x' > .git", "rm -f .git; mkdir .git"])
+def test_a_git_that_a_command_made_is_told_of(name, command, tmp_path):
+    """Its settings and hooks would run with the next `git status` of the person, outside the fence."""
+    (tmp_path / "plain").mkdir()
+    room = get(name)
+    assert room.run(tmp_path / "plain", "echo x > file").note == ""
+    result = room.run(tmp_path / "plain", command)
+    assert result.exit_code == 0 and "made a .git" in result.note, result
+    assert room.run(tmp_path / "plain", "echo y > file").note == ""
+
+
+@pytest.mark.parametrize("name", ["namespace", "container"])
+def test_a_linked_git_is_read_only_too(name, repo):
+    room = get(name)
+    shutil.move(repo / ".git", repo / "real")
+    (repo / ".git").symlink_to("real")
+    result = room.run(repo, "echo x >> .git/config; echo x > real/hooks/pre-commit; git log --oneline | cut -d' ' -f2")
+    assert result.output.endswith("first\n") and "x\n" not in (repo / "real/config").read_text() and not (repo / "real/hooks/pre-commit").exists()
+    assert "made a .git" in room.run(repo, "rm .git; mkdir .git").note
 
 
 def test_namespace_shows_nothing_else(repo):

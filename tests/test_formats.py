@@ -14,9 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harnesslab.formats import FORMATS, MAX_BYTES, open_trace, redact, to_atif, to_otlp
-from harnesslab.importers import count, moment, openai_usage, status_of, text_of
+from harnesslab.importers import Events, count, moment, openai_usage, status_of, text_of
 from harnesslab.loop import STATUSES
-from harnesslab.traces import Trace, UsageError, fold, summary
+from harnesslab.stepper import plain
+from harnesslab.traces import Trace, UsageError, fold, prompts, summary
 
 HERE = Path(__file__).resolve().parent
 SAMPLES = HERE / "data" / "formats"
@@ -170,6 +171,122 @@ def test_claude_code_sub_agent_is_a_run_of_its_own():
     assert all("Noon" not in text_of(r["content"]) for r in of(trace, "model_replied"))
 
 
+def claude(path, *lines):
+    """A Claude Code session with these lines: (type, content, more keys of the line)."""
+    written = []
+    for number, (kind, content, more) in enumerate(lines):
+        line = {"type": kind, "uuid": f"u{number}", "parentUuid": f"u{number - 1}", "sessionId": "s", "timestamp": f"2026-01-01T00:00:{number % 60:02d}Z"}
+        if kind in ("user", "assistant"):
+            line["message"] = {"role": kind, "content": content}
+        if kind == "assistant":
+            stop, fresh = ("end_turn", more.pop("fresh", 10)) if isinstance(content, str) else ("tool_use", 10)
+            line["message"] |= {"id": f"m{number}", "model": "claude-x", "stop_reason": stop, "usage": {"input_tokens": fresh, "output_tokens": 99}}
+        written.append(json.dumps(line | more))
+    path.write_text("\n".join(written), encoding="utf-8")
+    return path
+
+
+def ask(call, prompt):
+    return [{"type": "tool_use", "id": call, "name": "Task", "input": {"prompt": prompt}}]
+
+
+def answer(call, text):
+    return [{"type": "tool_result", "tool_use_id": call, "content": text}]
+
+
+def test_what_is_said_after_the_task_is_shown_counted_and_loses_no_cache(tmp_path):
+    words = "A log. " * 4_000
+    lines = [("user", "go", {}), ("assistant", "hi there", {}), ("user", words, {}), ("assistant", "thanks", {"fresh": 10_000})]
+    trace = open_trace(claude(tmp_path / "t.jsonl", *lines))
+    folded, shown = fold(trace), plain(trace)
+    assert folded.unreadable == 0 and sum(folded.calls[1].context.values()) == 10_000 and folded.calls[1].context["task"] > 9_900
+    assert words.strip() in shown and "hi there" in shown and "lost" not in shown
+
+
+@pytest.mark.parametrize("after", [
+    ("system", None, {"subtype": "turn_duration", "durationMs": 59_902, "isMeta": False}),
+    ("system", None, {"subtype": "stop_hook_summary"}),
+    ("user", "<local-command-caveat>a note</local-command-caveat>", {"isMeta": True}),
+], ids=["the turn's duration", "hooks", "a note to the model"])
+def test_claude_code_lines_after_the_answer_do_not_take_it_away(tmp_path, after):
+    trace = open_trace(claude(tmp_path / "t.jsonl", ("user", "go", {}), ("assistant", "All is done.", {}), after))
+    assert trace.end["status"] == "done" and trace.end["answer"] == "All is done."
+
+
+def test_claude_code_is_known_behind_many_other_lines(tmp_path):
+    before = [("file-history-snapshot", None, {"snapshot": {}})] * 400
+    assert open_trace(claude(tmp_path / "t.jsonl", *before, ("user", "go", {}), ("assistant", "ok", {}))).source == "Claude Code"
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["results name the agents", "only the prompt tells"])
+def test_claude_code_sub_agents_with_one_prompt_keep_their_own_calls(tmp_path, named):
+    task = "Look for it."
+    lines = [("user", "go", {}), ("assistant", ask("t1", task) + ask("t2", task), {})]
+    for agent, fresh in (("b", 2_000), ("a", 1_000)):
+        side = {"isSidechain": True, "agentId": agent}
+        lines += [("user", task, {**side, "parentUuid": None}), ("assistant", f"{agent} found it.", {**side, "fresh": fresh})]
+    for call, agent in (("t1", "a"), ("t2", "b")):
+        lines.append(("user", answer(call, "found"), {"parentUuid": "u1", "toolUseResult": {"agentId": agent} if named else {}}))
+    trace = open_trace(claude(tmp_path / "t.jsonl", *lines, ("assistant", "Done.", {"parentUuid": "u7"})))
+    spent = {call: usage_of(child)[0] for call, child in trace.children.items()}
+    assert spent == ({"t1": 1_000, "t2": 2_000} if named else {"t1": 2_000, "t2": 1_000})
+    assert usage_of(trace)[0] == 3_000 + 2 * 10
+
+
+@pytest.mark.parametrize("given", ["c1", "a call: 1"])
+def test_two_sub_agents_under_one_call(tmp_path, given):
+    def part(name, fresh):
+        metrics = {"prompt_tokens": fresh, "completion_tokens": 5}
+        steps = [{"step_id": 1, "source": "user", "message": "look"}, {"step_id": 2, "source": "agent", "message": f"{name} done", "metrics": metrics}]
+        return json.loads(atif_part(steps, trajectory_id=name))
+
+    calls = [{"tool_call_id": given, "function_name": "ask", "arguments": {}}]
+    result = {"source_call_id": given, "content": "both done", "subagent_trajectory_ref": [{"trajectory_id": name} for name in ("one", "two")]}
+    steps = [{"step_id": 1, "source": "user", "message": "go"},
+             {"step_id": 2, "source": "agent", "message": "", "tool_calls": calls, "observation": {"results": [result]}},
+             {"step_id": 3, "source": "agent", "message": "Done."}]
+    path = tmp_path / "t.json"
+    path.write_text(atif_part(steps, subagent_trajectories=[part("one", 1_000), part("two", 2_000)]))
+    trace = open_trace(path)
+    call = of(trace, "tool_called")[0]["id"]
+    assert {key: usage_of(child)[0] for key, child in trace.children.items()} == {call: 1_000, f"{call}#2": 2_000}
+    assert usage_of(trace) == (3_000, 0, 0, 10)
+    path.write_text(json.dumps(to_atif(trace)))
+    assert [usage_of(child)[0] for child in open_trace(path).children.values()] == [1_000, 2_000]
+    lines = tmp_path / "ours.jsonl"  # the same in our own format
+    lines.write_text("\n".join(json.dumps(event) for one in (trace, *trace.children.values()) for event in one.events))
+    assert list(open_trace(lines).children) == list(trace.children)
+
+
+@pytest.mark.parametrize("write, kept, bad", [
+    (lambda path, lines: path.write_text(json.dumps([json.loads(line) for line in lines])), 9, 0),
+    (lambda path, lines: path.write_text(json.dumps([json.loads(line) for line in lines], indent=2)), 9, 0),
+    (lambda path, lines: path.write_text("\n".join(lines), encoding="utf-16"), 9, 0),
+    (lambda path, lines: path.write_text("\n".join(lines[:1]), encoding="utf-16"), 1, 0),
+    (lambda path, lines: path.write_text("\n".join([*lines, "{broken"]), encoding="utf-16"), 9, 1),
+], ids=["array", "indented", "utf-16", "one line", "a broken line"])
+def test_a_trace_of_ours_in_another_wrapping(tmp_path, write, kept, bad):
+    lines, path = (SAMPLES / "harnesslab.jsonl").read_text(encoding="utf-8").splitlines(), tmp_path / "t"
+    write(path, lines)
+    trace = open_trace(path)
+    assert trace.source == "harnesslab" and trace.path == path and trace.bad_lines == bad
+    assert trace.events == [json.loads(line) for line in lines][:kept]
+
+
+def test_words_between_two_results_do_not_take_the_second_one_away():
+    events = Events()
+    events.start("go")
+    events.reply([{"type": "tool_use", "id": i, "name": "f", "input": {}} for i in "ab"], {}, None, None)
+    events.result("a", "first", None, None)
+    events.said("user", "wait", None, None)
+    events.result("b", "second " * 100, None, None)
+    events.reply([{"type": "text", "text": "ok"}], {"fresh": 1_000, "cache_read": 0, "cache_write": 0, "output": 1}, None, None)
+    events.end("done")
+    sent = next(history.messages for event, history in prompts(events.events) if event["step"] == 2)
+    assert [block["content"] for m in sent if isinstance(m["content"], list) for block in m["content"] if block["type"] == "tool_result"] == ["first", "second " * 100]
+    assert fold(events.events).calls[-1].context["results"] > 700
+
+
 def test_claude_code_line_order_does_not_matter(tmp_path):
     lines = (SAMPLES / "claude_code.jsonl").read_text().splitlines()
     whole = [(e["type"], e["payload"].get("id")) for e in open_trace(SAMPLES / "claude_code.jsonl").events]
@@ -243,6 +360,73 @@ def test_codex_total_that_did_not_move_is_not_counted_again():
     assert [r["usage"]["fresh"] for r in replies] == [400, 200] and replies[0]["content"][0]["type"] == "thinking"
 
 
+def codex(path, *lines):
+    """A Codex session: (type of the line, payload)."""
+    start = [("session_meta", {"id": "x", "base_instructions": {"text": "You are Codex."}}), ("turn_context", {"model": "m"}),
+             ("response_item", {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "do it"}]})]
+    written = [{"timestamp": f"2026-01-01T00:00:{n:02d}Z", "type": type, "payload": payload} for n, (type, payload) in enumerate([*start, *lines])]
+    path.write_text("\n".join(map(json.dumps, written)))
+    return open_trace(path)
+
+
+def codex_says(text):
+    return "response_item", {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
+
+
+ABORTED = ("event_msg", {"type": "turn_aborted", "reason": "interrupted"})
+
+
+def test_codex_a_turn_that_was_broken_off_is_not_done(tmp_path):
+    trace = codex(tmp_path / "t", codex_says("I am at it."), ABORTED)
+    assert trace.end["status"] == "interrupted" and trace.end["error"] == "interrupted" and trace.start["system"] == "You are Codex."
+    again = codex(tmp_path / "t", codex_says("I am at it."), ABORTED, ("event_msg", {"type": "user_message", "message": "go on"}), codex_says("Done."))
+    assert again.end["status"] == "done" and again.end["answer"] == "Done."
+
+
+def test_codex_a_call_that_the_provider_ran_is_not_waited_for(tmp_path):
+    searched = [("response_item", {"type": "web_search_call", "status": status, "action": {"type": "search", "query": "q"}}) for status in ("completed", "failed")]
+    trace = codex(tmp_path / "t", codex_says("I search."), *searched, codex_says("Found it."))
+    assert trace.end["status"] == "done" and trace.end["answer"] == "Found it." and [p["is_error"] for p in of(trace, "tool_returned")] == [False, True]
+    assert [p["id"] for p in of(trace, "tool_called")] == [p["id"] for p in of(trace, "tool_returned")]
+
+
+@pytest.mark.parametrize("output, code", [
+    ("Chunk ID: x\nWall time: 0.05 seconds\nProcess exited with code 1\nOutput:\nno such file", 1),
+    ("Exit code: 2\nWall time: 0 seconds\nOutput:\n", 2),
+    ("Process exited with code 0\nOutput:\nProcess exited with code 7\n", 0),
+    ("Process exited with code 7\nsaid somebody", None),
+    ("Process running with session ID 3\nOutput:\nExit code: 7", None),
+])
+def test_codex_exit_codes_stand_before_the_output(tmp_path, output, code):
+    call, result = {"type": "function_call", "name": "exec_command", "arguments": "{}", "call_id": "c"}, {"type": "function_call_output", "call_id": "c", "output": output}
+    (told,) = of(codex(tmp_path / "t", ("response_item", call), ("response_item", result)), "tool_returned")
+    assert told.get("exit_code") == code and told["is_error"] == (code not in (None, 0)) and told["content"] == output
+
+
+@pytest.mark.parametrize("word, status", [
+    ("Submitted", "done"), ("Not finished", "unknown"), ("never completed", "unknown"), ("finished", "done"), ("RuntimeError", "api_error"),
+    ("InternalServerError", "api_error"), ("RateLimitError", "rate_limited"), ("ContextWindowExceededError", "context_full"), ("LimitsExceeded", "max_steps"),
+    ("TimeLimitExceeded", "wall_clock"), ("exit_total_execution_time", "wall_clock"), ("exit_cost", "budget"), ("UserInterruption", "interrupted"), ("", "unknown"),
+])
+def test_words_for_an_ending(word, status):
+    assert status_of(word) == status and all(status_of(known) == known for known in STATUSES)
+
+
+@pytest.mark.parametrize("reply, ran", [
+    ("First\n```bash\nls\n```\nthen\n```bash\npwd\n```", False),
+    ("As in\n```sh\nls\n```\nI do\n```bash\npwd\n```", True),
+    ("```bash\npwd\n```", True),
+])
+def test_mini_swe_agent_runs_no_reply_with_two_commands(tmp_path, reply, ran):
+    answer = "<returncode>0</returncode>\n<output>\n/repo\n</output>" if ran else "Please always provide EXACTLY ONE action in triple backticks, found 2 actions."
+    messages = [("system", "s"), ("user", "t"), ("assistant", reply), ("user", answer)]
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"trajectory_format": "mini-swe-agent-1", "messages": [{"role": role, "content": text} for role, text in messages], "info": {"exit_status": "Submitted"}}))
+    trace = open_trace(path)
+    assert [p["arguments"] for p in of(trace, "tool_called")] == [{"command": "pwd"}] * ran and len(of(trace, "tool_returned")) == ran
+    assert " ".join(answer.split()) in " ".join(plain(trace).split())
+
+
 def test_openai_agents_calls_are_matched_without_ids():
     results = of(open_trace(SAMPLES / "openai_agents.json"), "tool_returned")
     assert [(r["id"], r["is_error"]) for r in results] == [("c1", False), ("c2", True)]
@@ -276,7 +460,7 @@ def test_without_zstd_it_says_what_to_install(monkeypatch):
 @pytest.mark.parametrize(
     "data, words",
     [
-        (b"hello there", "breaks at line 1"),
+        (b"hello there", "does not begin with JSON"),
         (b"{}", "no trace of a kind known"),
         (b"[]", "no trace of a kind known"),
         (b"42", "no trace of a kind known"),
@@ -569,6 +753,15 @@ def test_exports_of_an_empty_run():
     check_otlp(to_otlp([]))
 
 
+@pytest.mark.parametrize("time", [float("nan"), float("inf"), -1.0, 1e300, None, "soon"])
+def test_a_time_that_is_none_does_not_stop_an_export(time):
+    events = [json.loads(line) for line in (SAMPLES / "harnesslab.jsonl").read_text().splitlines()]
+    for event in events[2:5]:
+        event["time"] = time
+    json.dumps(to_atif(events), allow_nan=False)
+    check_otlp(to_otlp(events))
+
+
 def test_a_trace_of_ours_with_a_very_long_first_line(tmp_path):
     lines = (SAMPLES / "harnesslab.jsonl").read_text().splitlines()
     first = json.loads(lines[0])
@@ -676,3 +869,10 @@ def test_a_continuation_elsewhere_or_in_a_circle_is_not_followed(tmp_path, name)
     assert "SECRET" not in json.dumps(trace.events)
     if name:
         assert f"goes on in {name}, which was not read" in of(trace, "history_edited")[-1]["text"]
+
+
+@pytest.mark.parametrize("text", ["# Read me\n\nHello.\n", "a,b\n1,2\n", "import os\n", "<html></html>"])
+def test_a_file_that_is_no_trace_is_not_called_damaged(tmp_path, text):
+    (tmp_path / "x.txt").write_text(text)
+    with pytest.raises(UsageError, match="is no trace of any kind: it does not begin with JSON"):
+        open_trace(tmp_path / "x.txt")

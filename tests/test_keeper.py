@@ -254,6 +254,37 @@ def test_killed_keeper_is_no_result(attack, word):
 
 
 @linux_only
+def test_a_command_cannot_answer_in_the_keepers_place():
+    """The harness hears the keeper through a pipe; a command that could open it would write its own exit code."""
+    for place in ("2", "1", "0"):
+        result = sh(f'echo "done 0 0 0" > /proc/$PPID/fd/{place}; sleep 0.2; exit 7')
+        assert result.exit_code == 7 and "ermission denied" in result.output, result
+    assert sh("exit 5").exit_code == 5
+
+
+@pytest.mark.parametrize("line", ["done", "done 0 0", "done x 0 0", "done 0 0 7", f"done {'9' * 5000} 0 0", "done 0 0 0\ndone 0 0 0", "\xff"])
+def test_an_answer_that_is_none(line, monkeypatch):
+    """Whatever comes through that pipe, it is an answer or the news that there was none; never an exception."""
+    spoiled = keeper._functions().replace('f"done {code} {killed} {int(left)}\\n".encode()', repr(line.encode("latin-1") + b"\n"))
+    assert spoiled != keeper._functions()
+    monkeypatch.setattr(keeper, "_functions", lambda: spoiled)
+    result = sh("true")
+    assert result.exit_code is None and "keeper was killed" in result.not_run
+
+
+def test_a_harness_that_was_started_with_its_childrens_signal_ignored():
+    """As some supervisors do. Then the kernel keeps no exit codes, unless somebody sets that right."""
+    script = """
+        import pathlib
+        from harnesslab.keeper import run_kept
+        print([run_kept(["/bin/sh", "-c", command], pathlib.Path("/"), 2).exit_code for command in ("exit 7", "true", "(exit 3) & wait $!")])
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], cwd=PROJECT, capture_output=True, text=True,
+                          preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
+    assert done.stdout == "[7, 0, 3]\n", done
+
+
+@linux_only
 def test_polite_signals_do_not_reach_the_keeper():
     assert sh("for s in TERM INT HUP QUIT; do kill -$s $PPID; done; echo alive; exit 4").exit_code == 4
 

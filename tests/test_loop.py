@@ -17,8 +17,8 @@ from parts import Mute, assert_goes_on, assert_taken, call, change, look, messag
 from harnesslab import loop
 from harnesslab.api_rules import check_request, sign
 from harnesslab.fake_api import Fault
-from harnesslab.loop import (messages_body, CALL_AS_TEXT, DENIED, INTERRUPTED, NUDGE, STATUSES, EventLog, History, Limits, ModelError, ModelFacts, Prices, Reply,
-                             Totals, Usage, UsageError, cancelled, encode_json, looks_like_call, mend, pause, run_clock, run_loop, time_left)
+from harnesslab.loop import (messages_body, CALL_AS_TEXT, DENIED, INTERRUPTED, NUDGE, STATUSES, TIME_IS_UP, EventLog, History, Limits, ModelError, ModelFacts, Prices, Reply,
+                             ToolResult, Totals, Usage, UsageError, cancelled, encode_json, looks_like_call, mend, pause, run_clock, run_loop, time_left)
 from harnesslab.providers import offline
 from harnesslab.tools import Registry, Tool, ToolError, file_tools
 
@@ -184,10 +184,22 @@ def test_a_cut_off_reply_is_asked_for_once_more_with_more_room():
     assert_goes_on(finished)
 
 
-def test_more_room_is_given_once_a_run():
+def test_more_room_is_given_once_for_a_reply():
     cut = Reply([say("half")], "max_tokens", Usage(10))
-    model = Mute(cut, [use("look", key=1)], cut)
-    assert run(None, model=model).status == "truncated" and model.asked == 3
+    events, model = [], Mute(cut, [use("look", key=1)], cut, cut)
+    assert run(None, model=model, events=events).status == "truncated" and model.asked == 4
+    assert [event["payload"]["max_tokens"] for event in events if event["type"] == "model_called"] == [8_192, 32_768, 8_192, 32_768]
+
+
+@pytest.mark.parametrize("window, max_output, asked", [(32_768, 32_768, 2), (8_192, 8_192, 2), (16_384, 64_000, 2), (2_800, 64_000, 2), (1_300, 64_000, 1)])
+def test_more_room_is_what_the_window_leaves(window, max_output, asked):
+    """A quarter of the window is the usual room. What is left of the window is given once, and it is never asked for more than fits."""
+    cut, whole = Reply([say("half")], "max_tokens", Usage(1_000)), Reply([say("whole")], "end_turn", Usage(1_000))
+    events, model = [], Mute(cut, whole, facts=ModelFacts("m", window=window, max_output=max_output))
+    finished = run(None, limits=Limits(max_tokens=max(1, window // 4)), model=model, events=events)
+    assert (finished.status, model.asked) == ("done" if asked == 2 else "truncated", asked)
+    rooms = [event["payload"]["max_tokens"] for event in events if event["type"] == "model_called"]
+    assert rooms == sorted(rooms) and all(1_000 + room <= window for room in rooms[1:])
 
 
 def test_room_never_exceeds_the_model():
@@ -604,6 +616,128 @@ def test_reading_an_answer_is_quick(text):
     began = time.monotonic()
     looks_like_call(text, {"look"})
     assert time.monotonic() - began < 0.5
+
+
+MORE_AS_TEXT = [
+    '[TOOL_CALLS]look{"key": 1}', '[TOOL_CALLS]look[ARGS]{"key": 1}', '<|tool_call|>[{"name": "look", "arguments": {"key": 1}}]', "<|tool_call_start|>[look(key=1)]<|tool_call_end|>",
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>look\n```json\n{}\n```<｜tool▁call▁end｜>", "<tool_call>look\n<arg_key>key</arg_key>\n<arg_value>1</arg_value>\n</tool_call>", "[look(key=1)]",
+    "```tool_code\nprint(look(key=1))\n```", '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"key":1}', 'Thought: I should.\nAction: look\nAction Input: {"key": 1}',
+    "<look>\n<key>1</key>\n</look>", '{"tool_calls": [{"type": "function", "function": {"name": "look", "arguments": "{}"}}]}', '{"action": "look", "action_input": {"key": 1}}',
+    '{"name": "look", "arguments": {"key": 1}}\n{"name": "look", "arguments": {"key": 2}}', '<tool_call>\n{"name": "look", "arguments": {"key": 1}', "<tool_call>{'name': 'look', 'arguments': {'key': 1}}",
+    '```json\n{"name": "look", "arguments": {"key": 1,}}\n```', "<invoke name='look'><parameter name='key'>1</parameter></invoke>", 'I will look.\n{"name": "look", "arguments": {"key": 1}}',
+    '{"name": "Look", "arguments": {"key": 1}}', '{"look": {"key": 1}}', "`look(key=1)`", "```python\nresult = look(key=1)\nprint(result)\n```", "functions.look(key=1)",
+    '{"tool_uses": [{"recipient_name": "functions.look", "parameters": {"key": 1}}]}']
+MORE_TALK = [
+    'Line 12 of prompt.md documents `<invoke name="look">` as the old style.', "It exports one function:\n```python\nlook(path)\n```", "The functions are:\n\nread_file(path), look(key) and run_command(cmd)",
+    '```json\n{"name": "create_user", "parameters": {"age": 3}}\n```', 'The file is\n\n{"name": "build", "args": {"node": 18}}', 'The entry point is\n\nlook("x")', "The test has this line:\n\n    s = '<tool_call>{\"name\": \"x\"}</tool_call>'",
+    "Write `<tool_call>` {\"name\": ...} there", '[{"name": "a", "parameters": {"k": 1}}]', "I would call look next, if I may.", "look", "print(look)", "def look(key=1): pass"]
+
+
+@pytest.mark.parametrize("text", MORE_AS_TEXT)
+def test_calls_in_the_words_of_many_models(text):
+    assert looks_like_call(text, {"look", "read_file"})
+    assert not looks_like_call(text.replace("look", "leap").replace("Look", "Leap"), {"look", "read_file"}) or text.startswith(("{", "<tool_call>", "<|tool_call"))
+
+
+@pytest.mark.parametrize("text", MORE_TALK)
+def test_more_talk_about_calls_is_no_call(text):
+    assert not looks_like_call(text, {"look", "read_file", "run_command"})
+
+
+@given(st.text(alphabet="`<>[]{}()\"':,\n lok=1_tcaTOLCS|/-", max_size=120))
+def test_any_text_is_a_call_or_none(text):
+    assert looks_like_call(text, {"look"}) in (True, False)
+
+
+# ------------------------------------------------------------------ gates, late answers, broken-off histories, odd models
+async def _asking(name, arguments):
+    return True
+
+
+@pytest.mark.parametrize("gate, why", [(lambda name, arguments: "no", "type str"), (_asking, "type coroutine"), (lambda name, arguments: None, "type NoneType"), (lambda name, arguments: 1, "type int")])
+def test_only_true_is_a_yes(gate, why):
+    events = []
+    finished = run([[call("change", key=1)], "done"], gate=gate, events=events)
+    assert results_of(finished.history)[0]["content"] == DENIED and finished["denied"] == 1
+    [decided] = [event["payload"] for event in events if event["type"] == "gate_decided"]
+    assert decided["allowed"] is False and why in decided["why"]
+
+
+@pytest.mark.parametrize("late", ["stop", "time"])
+def test_a_yes_that_comes_too_late_runs_nothing(late):
+    ran, stop = [], threading.Event()
+
+    def write(key: int) -> str:
+        """Write."""
+        ran.append(key)
+        return "written"
+
+    def gate(name, arguments):
+        stop.set() if late == "stop" else time.sleep(0.4)
+        return True
+    finished = run([[call("write", key=1)], "done"], registry(write), Limits(wall_seconds=0.3 if late == "time" else 60), gate=gate, cancel=stop)
+    assert finished.status == ("interrupted" if late == "stop" else "wall_clock") and ran == []
+    assert results_of(finished.history)[0]["content"] == (INTERRUPTED if late == "stop" else TIME_IS_UP)
+
+
+ONE, TWO = use("look", "toolu_a", key=1), use("look", "toolu_b", key=2)
+RESULT = {name: {"type": "tool_result", "tool_use_id": f"toolu_{name}", "content": "seen"} for name in "abz"}
+BROKEN_OFF = {
+    "words instead of a result": [[ONE], "Are you there?"], "one of two": [[ONE, TWO], [RESULT["a"]], "Go on."], "one of two, and words in the same message": [[ONE, TWO], [RESULT["b"], say("Go on.")]],
+    "one of two, at the end": [[ONE, TWO], [RESULT["a"]]], "a strange result": [[ONE], [RESULT["z"]]], "a strange one beside the right one": [[ONE], [RESULT["a"], RESULT["z"]]], "twice": [[ONE], [RESULT["a"], RESULT["a"]]],
+    "the model goes on": [[ONE], "assistant: I see.", "Go on."], "words before the result": [[ONE], [say("Here:"), RESULT["a"]]], "in two messages": [[ONE, TWO], [RESULT["a"]], [RESULT["b"]]], "a result after the words": [[ONE], "Well?", [RESULT["a"]]]}
+
+
+@pytest.mark.parametrize("turns", BROKEN_OFF.values(), ids=BROKEN_OFF)
+def test_a_history_from_elsewhere_is_mended(turns):
+    messages = [{"role": "user", "content": "Read a."}]
+    for turn in turns:
+        of_model = isinstance(turn, list) and turn[0].get("type") == "tool_use" or isinstance(turn, str) and turn.startswith("assistant: ")
+        messages.append({"role": "assistant" if of_model else "user", "content": turn})
+    history = History(messages, "", registry().definitions)
+    finished = run(None, history=history, model=offline(lambda body: [say("Done.")]))
+    assert finished.status == "done" and history.open_calls() == []
+    asked = {block["id"] for message in messages_of(history) if message["role"] == "assistant" for block in message["content"] if isinstance(block, dict) and block["type"] == "tool_use"}
+    answered = [block["tool_use_id"] for block in results_of(history)]
+    assert set(answered) == asked and len(answered) == len(asked)
+    assert any(block["content"] == "seen" for block in results_of(history)) == any(block is RESULT[n] for turn in turns[1:] if isinstance(turn, list) for block in turn for n in "ab" if turns[1] != "Well?")
+
+
+def test_whatever_a_model_makes_up_the_loop_does_not_raise():
+    odd = [{**use("look", "a"), "input": {1: 2, "key": "x"}}, {**use("look", "b"), "input": {"key": b"x"}}, {**use("look", "c"), "input": {"key": {1, 2}}}]
+    statuses = [run(None, model=Mute(Reply([block], "tool_use", Usage(1)), Reply([say("done")], "end_turn", Usage(1)))).status for block in odd]
+    assert statuses == ["done", "api_error", "api_error"]
+
+
+def test_a_sink_cannot_change_what_a_tool_is_given():
+    def scrub(event):
+        if event["type"] == "tool_called":
+            event["payload"]["arguments"].clear()
+    finished = run([[call("look", key="five")], "done"], sink=scrub)
+    assert results_of(finished.history)[0]["content"] == "seen five"
+
+
+def test_a_tool_cannot_make_up_a_status():
+    def odd(key: int) -> ToolResult:
+        """Odd."""
+        return ToolResult("x", ends_run="banana")
+    assert run([[call("odd", key=1)], "done"], registry(Tool(odd, read_only=True))).status == "done"
+
+
+def test_what_nobody_knows_the_price_of_makes_the_sum_unknown():
+    prices, nan = Prices(input=10, output=10, cache_read=1, cache_write=1), float("nan")
+
+    def ask(key: int) -> ToolResult:
+        """Ask."""
+        return ToolResult("answer", usage=Usage(100), dollars={1: None, 2: 0.5, 3: nan}[key])
+    for key, dollars in ((1, (100 + 20) * 10 / 1e6 + 100 * 10 / 1e6), (2, 0.5 + 0.0012), (3, None)):
+        model = Mute(Reply([use("ask", key=key)], "tool_use", Usage(50, 0, 0, 10)), Reply([say("done")], "end_turn", Usage(50, 0, 0, 10)), facts=ModelFacts("p", prices=prices))
+        events = []
+        finished = run(None, registry(Tool(ask, read_only=True)), model=model, events=events)
+        assert finished["dollars"] == (pytest.approx(dollars) if dollars is not None else None), key
+        json.dumps(events, allow_nan=False)
+    model = Mute(Reply([use("ask", key=3)], "tool_use", Usage(50)), Reply([say("done")], "end_turn", Usage(50)), facts=ModelFacts("p", prices=prices))
+    assert run(None, registry(Tool(ask, read_only=True)), Limits(max_dollars=5), model=model).status == "budget"
 
 
 # ------------------------------------------------------------------ at the same time, and in order

@@ -236,3 +236,19 @@ def test_errors_are_sentences(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="need git"):
         run_git(tmp_path, "log")
     assert stat.S_ISDIR(tmp_path.stat().st_mode)
+
+
+def test_changes_are_never_written_through_a_link(tmp_path):
+    """Whatever stands where a file or one of its folders must be goes; what a link leads to stays."""
+    outside, tree = tmp_path / "outside", tmp_path / "tree"
+    for folder in (outside, tree / "c.py/sub", tree / "real"):
+        folder.mkdir(parents=True)
+    for place in (outside / "x", tree / "real/x", tree / "b", tree / "c.py/sub/y"):
+        place.write_text("old")
+    os.symlink(outside, tree / "a")
+    os.symlink("real", tree / "d")
+    new = ("100644", b"new")
+    write_changes(tree, {"a/x": new, "b/x": new, "c.py": new, "d/x": None, "d/z/x": new})
+    assert (outside / "x").read_text() == "old" == (tree / "real/x").read_text()
+    assert {path: (tree / path).read_text() for path in ("a/x", "b/x", "c.py", "d/z/x")} == dict.fromkeys(("a/x", "b/x", "c.py", "d/z/x"), "new")
+    assert not (tree / "a").is_symlink() and not (tree / "d/x").exists()

@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -22,7 +23,7 @@ from harnesslab.providers import (FACTS, PROVIDERS, AnthropicModel, Model, Offer
                                   offline)
 from harnesslab.scripted import canned, scripted_api
 from harnesslab.throttle import Throttle
-from harnesslab.wires import SERVER_CHAT, WIRES
+from harnesslab.wires import SERVER_CHAT, WIRES, request_body
 
 QUICK = Retry(tries=3, first=0.005)
 
@@ -561,40 +562,63 @@ def test_call_model_gives_one_shape_whoever_answers(wire):
 # ------------------------------------------------------------------ facts and habits
 def test_habits_are_those_of_the_strict_api():
     """Two tables that were written apart say the same."""
-    assert set(HABITS) == set(FACTS) - {"smollm2-135m-instruct"}
+    plain = {name for name, rules in OPENAI_MODELS.items() if not rules.efforts}  # these do not reason, and refuse nothing of this
+    made_up = {name for name in (*MODELS, *OPENAI_MODELS, *GEMINI_MODELS) if name.startswith("scripted") or name.endswith("-model")}
+    assert set(HABITS) == {*MODELS, *OPENAI_MODELS, *GEMINI_MODELS} - plain - made_up - {"claude-haiku-4-5-20251001"} >= set(FACTS) - {"smollm2-135m-instruct"}
     for name, habits in HABITS.items():
-        if not name.startswith("claude"):
-            others = OPENAI_MODELS.get(name) or GEMINI_MODELS[name]
-            assert (FACTS[name].window, FACTS[name].max_output, habits.thinks) == (others.window, others.max_output, True)
-            assert ("no thinking" in habits.refuses) == (name in OPENAI_MODELS and "none" not in others.efforts)
-            assert ("thinking budget" in habits.refuses) == name.startswith("gemini-4")
-            continue
-        rules, refuses = MODELS[name], habits.refuses
-        assert habits.thinks == rules.thinks_unasked and ("prefill" in refuses) != rules.prefill and ("sampling" in refuses) != rules.sampling
-        assert ("forced tools" in refuses) != rules.forced_tools and ("thinking budget" in refuses) == ("enabled" not in rules.thinking)
-        assert (FACTS[name].window, FACTS[name].max_output) == (rules.window, rules.max_output)
+        rules, refuses = next(table[name] for table in (MODELS, OPENAI_MODELS, GEMINI_MODELS) if name in table), habits.refuses
+        if name in OPENAI_MODELS:
+            assert habits.thinks == (rules.effort != "none") and ("no thinking" in refuses) == ("none" not in rules.efforts) and "sampling with thinking" in refuses
+        elif name in GEMINI_MODELS:
+            assert habits.thinks and ("thinking budget" in refuses) == name.startswith("gemini-4") and ("no thinking" in refuses) != rules.can_rest
+        else:
+            assert habits.thinks == rules.thinks_unasked and ("prefill" in refuses) != rules.prefill and ("sampling" in refuses) != rules.sampling and ("forced tools" in refuses) != rules.forced_tools
+            for kind, word in (("enabled", "thinking budget"), ("adaptive", "adaptive thinking"), ("disabled", "no thinking")):
+                assert (word in refuses) == (kind not in rules.thinking)
+        if name in FACTS:
+            assert (FACTS[name].window, FACTS[name].max_output) == (rules.window, rules.max_output)
+    assert known(FACTS, "gpt-6.2-sol-2026-10-01") is FACTS["gpt-6.2-sol"] and known(HABITS, "gpt-6.2-sol-20261001") is HABITS["gpt-6.2-sol"] and known(FACTS, "gpt-6.2-sol-2026-10-1") is None
     assert known(HABITS, "claude-haiku-4-5-20251001") is HABITS["claude-haiku-4-5"] and known(HABITS, "some-model") is None
 
 
-@pytest.mark.parametrize("name", [name for name in FACTS if name.startswith("claude")])
+@pytest.mark.parametrize("name", [name for name in HABITS if name.startswith("claude")])
 @pytest.mark.parametrize("request_", [{"temperature": 0}, {"top_p": 1}, {"top_k": 5}, {"tool_choice": {"type": "any"}}, {"tool_choice": {"type": "tool", "name": "look"}}, {"tool_choice": {"type": "auto"}},
                                       {"thinking": {"type": "enabled", "budget_tokens": 1_024}}, {"thinking": {"type": "disabled"}}, {"thinking": {"type": "adaptive"}}, {}], ids=str)
 def test_what_a_model_refuses_is_never_sent(name, request_):
     """Whatever goes out is taken by the strict API; whatever would be refused is told before."""
     api, history = FakeApi(canned(["hi"])), History("x", "", registry().definitions)
     try:
-        model = Model(FACTS[name], make_client(api.transport()), "http://127.0.0.1", "key", request=request_)
+        model = Model(model_facts(name), make_client(api.transport()), "http://127.0.0.1", "key", request=request_)
     except UsageError as error:
         assert name in str(error) and "leave it out" in str(error)
-        field = unwelcome(request_, HABITS[name].refuses)
+        field = unwelcome(request_, HABITS[name])
         body = {"model": name, "max_tokens": 4_000, "messages": [{"role": "user", "content": "x"}], "tools": history.tools, **request_}
         refused = make_client(api.transport()).post("http://127.0.0.1/v1/messages", json=body, headers={"x-api-key": "key", "anthropic-version": "2023-06-01"})
         assert field in request_ and (refused.status_code == 400 or request_.get("top_p") == 1)  # its own default is taken
         return
-    try:
-        model(history, 1_000)
-    except ModelError as error:  # 4.5 takes no adaptive thinking
-        assert "adaptive" in str(error) and name == "claude-haiku-4-5"
+    model(history, 1_000)
+
+
+SETTINGS = [{}, {"temperature": 0}, {"temperature": 1}, {"top_p": 0.5}, {"top_p": None}]
+REASONING = [{}, *({"reasoning": {"effort": effort}} for effort in ("none", "low"))]
+BUDGETS = [{}, *({"generationConfig": {"thinkingConfig": {"thinkingBudget": budget}}} for budget in (0, 500))]
+
+
+@pytest.mark.parametrize("name", [name for name in HABITS if not name.startswith("claude")])
+def test_what_a_model_refuses_is_never_sent_on_the_other_wires(name):
+    """The strict API and the habits agree on every request: one is told before, the other is taken."""
+    for wire in ("openai", "openai-chat") if name in OPENAI_MODELS else ("gemini",):
+        api = type(scripted_api(wire=wire))(lambda body: [say("hi")])
+        for more in [one | two for one in SETTINGS for two in REASONING] if name in OPENAI_MODELS else BUDGETS:
+            if wire == "openai-chat" and "reasoning" in more:
+                more = {**{key: value for key, value in more.items() if key != "reasoning"}, "reasoning_effort": more["reasoning"]["effort"]}
+            told = unwelcome(more, HABITS[name])
+            if told:
+                with pytest.raises(UsageError, match=told):
+                    Model(model_facts(name), make_client(api.transport()), "http://127.0.0.1", "a-good-key-0123", wire=WIRES[wire], request=more)
+            body = request_body(WIRES[wire], History("x"), name, 1_000, more)
+            answer = make_client(api.transport()).post(WIRES[wire].url("http://127.0.0.1", name), content=body, headers=WIRES[wire].headers("a-good-key-0123"))
+            assert (answer.status_code == 400) == bool(told) and answer.status_code in (200, 400), (more, told, answer.text)
 
 
 @pytest.mark.parametrize("name", [name for name in FACTS if name.startswith("claude")])
@@ -643,6 +667,16 @@ def test_habits_on_the_other_wires(name, wire, request_, refused, room):
         assert model().least_room == room
 
 
+def test_an_hour_in_the_cache_costs_twice_the_input_price():
+    hour, written = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}, Usage(cache_write=100_000)
+    for name, request_, dollars in (("claude-opus-5", hour, 1), ("claude-opus-5-20260724", hour, 1), ("claude-opus-5", None, 0.625), ("claude-opus-5", {"cache_control": None}, 0.625), ("gpt-6-sol", hour, 0.25)):
+        facts = replace(model_facts(name), name=name)
+        model = Model(facts, make_client(httpx.MockTransport(lambda request: httpx.Response(500))), "http://127.0.0.1", "key", request=request_)
+        assert model.facts.prices.cost(written) == pytest.approx(dollars) and (model.facts is facts) == (dollars != 1)
+    assert connect("anthropic/claude-unknown-9", key="k" * 9, request=hour).facts.prices is None
+    assert FACTS["claude-opus-5"].prices.cost(written) == 0.625
+
+
 def test_long_prompts_raise_input_and_output_by_their_own_factors():
     for name in ("gpt-6.2-sol", "gpt-6-luna"):
         prices = FACTS[name].prices
@@ -667,6 +701,7 @@ def paged(*pages):
      [Offered("claude-a"), Offered("claude-b", 200_000, 64_000)], "after_id=claude%20b%26limit%3D1%23"),
     ("openai", [{"object": "list", "data": [{"id": "z"}, {"id": "a", "owned_by": "x"}]}], [Offered("a"), Offered("z")], None),
     ("openai-chat", [{"data": [{"id": "Team/Model", "max_model_len": 32_768}, "nonsense"]}], [Offered("Team/Model", 32_768)], None), ("ollama", [{"object": "list", "data": []}], [], None),
+    ("ollama", [{"data": [{"id": "evil\x1b[2J\nsecond"}, {"id": None}, {"id": 5}, {"id": ""}, {}, {"name": "n", "max_tokens": True, "max_model_len": -5}]}], [Offered("evil?[2J second"), Offered("n")], None),
     ("gemini", [{"models": [{"name": "models/gemini-b", "inputTokenLimit": 1_000, "outputTokenLimit": 10, "supportedGenerationMethods": ["generateContent"]},
                             {"name": "models/embed", "supportedGenerationMethods": ["embedContent"]}], "nextPageToken": "t1"}, {"models": [{"name": "models/gemini-a"}]}],
      [Offered("gemini-a"), Offered("gemini-b", 1_000, 10)], "pageToken=t1")])

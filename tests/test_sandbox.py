@@ -3,6 +3,7 @@ import asyncio
 import json
 import os
 import shlex
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -10,13 +11,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
+from harnesslab import keeper, sandbox
 from harnesslab.fences import CommandResult, ProcessFence, choose_fence
-from harnesslab.loop import DENIED, Limits, UsageError
+from harnesslab.loop import DENIED, Limits, ToolResult, UsageError, run_clock
 from harnesslab.providers import offline
 from harnesslab.sandbox import (IMPL, Gate, allowed_by_list, describe_call, execute, make_redactor, make_tools, permit, run_agent, run_agent_in_notebook, run_command,
                                 secret_values, visible)
 from harnesslab.scripted import call, make_repo, say
-from harnesslab.tools import READ_ONLY, ToolError
+from harnesslab.tools import READ_ONLY, ToolError, clip
 
 
 @pytest.fixture
@@ -100,6 +102,42 @@ def test_an_edit_is_shown_as_a_difference():
     assert describe_call("edit_file", {"path": 5}) == 'edit_file {"path": 5}'
 
 
+@given(st.tuples(st.text(alphabet="ab\n\r\x0c\x1d\x85\u2028 ", max_size=8), st.text(alphabet="ab\n\r\x0c\x85", max_size=8)), st.tuples(st.text(alphabet="ab\n\r\x0c\x85", max_size=8), st.text(alphabet="ab\n", max_size=8)))
+def test_two_edits_never_look_the_same(one, other):
+    """Whoever says yes to an edit has seen this one: the line breaks at its end too, and marks that only look like line breaks."""
+    shown = [describe_call("edit_file", {"path": "a", "old": old, "new": new}) for old, new in (one, other)]
+    assert (shown[0] == shown[1]) == (one == other)
+
+
+def test_the_line_breaks_at_the_end_of_an_edit_are_shown():
+    shown = {describe_call("edit_file", {"path": "a", "old": "", "new": "x" + end}) for end in ("", "\n", "\n\n", "\r\n", "\x0c", "\x85", "\u2028")}
+    assert len(shown) == 7 and "edit_file a\n  + x\n  + " in shown
+    assert describe_call("edit_file", {"path": "a\n  - b", "old": "", "new": "c"}).count("\n") == 1
+
+
+@pytest.mark.parametrize("character", "\u115f\u1160\u3164\uffa0\u2800\u034f\ufe00\ufe0f\u200b\u00ad\u202e\u2066\ufeff\U000e0100\U000e0041")
+def test_letters_that_are_drawn_as_nothing_are_shown(character):
+    assert visible(f"rm{character}x") == "rm" + character.encode("unicode_escape").decode() + "x" and visible("é 日本 ñ 🙂") == "é 日本 ñ 🙂"
+
+
+@pytest.mark.parametrize("allow", ["git status", "ls", ["pytest 'tests"], ['echo "x']])
+def test_a_wrong_allow_list_is_told_of_at_once(allow, repo):
+    """One text would be read letter by letter, and a quote that is not closed would raise in the middle of a run."""
+    for use in (lambda: Gate("no", allow), lambda: allowed_by_list("ls", allow), lambda: run_agent("Look.", repo, "no", allow=allow, model=offline([[say("x")]]))):
+        with pytest.raises(UsageError, match="allow-list"):
+            use()
+
+
+def test_an_allow_list_may_be_any_iterable():
+    gate = Gate("no", (entry for entry in ["git status", "ls"]))
+    assert [gate("run_command", {"cmd": command}) for command in ("ls", "ls", "git status", "git log")] == [True, True, True, False]
+
+
+@pytest.mark.parametrize("answer", [None, True, 1, b"y", ["y"]])
+def test_an_answer_that_is_no_text_is_a_no(answer):
+    assert Gate("ask", ask=lambda question: answer)("edit_file", {"path": "a"}) is False
+
+
 # ---- secrets
 
 def test_secrets_are_found_by_name():
@@ -119,6 +157,57 @@ def test_a_secret_reaches_neither_result_nor_trace_nor_history(repo, tmp_path, m
 def test_the_longer_secret_wins():
     redact = make_redactor({"A_KEY": "secret-value", "B_KEY": "secret-value-longer"})
     assert redact("secret-value-longer secret-value") == "[redacted B_KEY] [redacted A_KEY]"
+
+
+def test_a_line_break_at_the_end_of_a_secret_does_not_hide_it():
+    """As from `export A_KEY="$(cat file)\n"` in a file of settings."""
+    assert make_redactor({"A_KEY": "secret-value\n"})("key = secret-value;") == "key = [redacted A_KEY];"
+
+
+def test_a_secret_of_several_lines_is_found_line_by_line():
+    key = "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG\nshort\nAASCBKcwggSjAgEAAoIB\n-----END PRIVATE KEY-----\n"
+    redact = make_redactor({"SIGNING_KEY": key})
+    assert redact("   2 MIIEvQIBADANBgkqhkiG\n   3 short") == "   2 [redacted SIGNING_KEY]\n   3 short"
+    assert redact("-----BEGIN PRIVATE KEY-----") == "-----BEGIN PRIVATE KEY-----" and redact(json.dumps({"k": key})).count("[redacted SIGNING_KEY]") == 1
+
+
+SECRET = "canary-0123456789-abcdefghijklmnopqrstuvwxyz"
+
+
+def eight_of(secret, text):
+    """Eight characters of the secret in a row, anywhere in the text."""
+    return [secret[at : at + 8] for at in range(len(secret) - 7) if secret[at : at + 8] in text]
+
+
+@given(st.integers(0, 9_000), st.sampled_from(["x", "\n", "é"]))
+def test_a_cut_in_the_middle_of_a_secret_leaves_nothing_of_it(before, filler):
+    redact = make_redactor({"SOME_KEY": SECRET, "OTHER_KEY": "something-else-0123"})
+    assert not eight_of(SECRET, redact(clip(filler * before + SECRET + filler * (9_000 - before))))
+
+
+@given(st.text(alphabet="abc.[]\n cut", max_size=80), st.integers(8, 43))
+def test_what_is_no_secret_stays_as_it_is(text, size):
+    redact = make_redactor({"SOME_KEY": SECRET})
+    assert redact(text) == text and redact(SECRET[:size] + " " + text) == SECRET[:size] + " " + text
+    assert redact(SECRET[:7] + "...") == SECRET[:7] + "..."
+
+
+@pytest.mark.parametrize("column", range(255, 301, 9))
+def test_no_tool_cuts_a_secret_into_the_open(repo, monkeypatch, column):
+    """Lines, outputs, matches and reports of edits are all cut somewhere, and the secret lies across the cut."""
+    monkeypatch.setenv("SOME_API_KEY", SECRET)
+    tools = make_tools(repo, ProcessFence())
+    line = "a" * column + SECRET + "b" * 3_000
+    (repo / "long.txt").write_text(line + "\n" + "c" * (3_940 - len(line) + column - 255) + SECRET + "d" * 9_000 + "\n")
+    (repo / "wide.txt").write_text("e" * (1_700 + column) + SECRET + "f" * 3_000 + "\n")
+    (repo / "edit.txt").write_text("g" * (column - 100) + SECRET + "\nnext\n")
+    calls = [("read_file", {"path": "long.txt"}), ("read_file", {"path": "wide.txt"}), ("search", {"pattern": "aaaa|eeee"}), ("run_command", {"cmd": "cat long.txt; cat wide.txt"}),
+             ("edit_file", {"path": "long.txt", "old": line[:-5] + "x", "new": "y"}), ("edit_file", {"path": "edit.txt", "old": "g" * (column - 100), "new": "h" * (column - 100)}),
+             ("edit_file", {"path": "edit.txt", "old": "h", "new": line, "more": line}), ("read_file", {line: 5, "path": [line]}), (line, {})]
+    for name, arguments in calls:
+        prepared = tools.prepare(name, arguments)
+        text = (prepared if isinstance(prepared, ToolResult) else prepared()).text
+        assert not eight_of(SECRET, text) and len(text) <= 8_000, (name, eight_of(SECRET, text), text[-500:])
 
 
 # ---- commands
@@ -150,6 +239,24 @@ def test_a_command_never_outlives_the_run(repo):
     run = run_agent("Work.", repo, "yes", model=offline([[call("run_command", cmd="echo begun; sleep 60", timeout=60)]] * 9), limits=Limits(wall_seconds=1.0), i_know=True)
     assert run.status == "wall_clock" and time.monotonic() - began < 10
     assert "begun" in run.history.messages[-1]["content"][0]["content"]
+
+
+def test_a_time_limit_says_what_it_was(tmp_path, monkeypatch):
+    """The model asked for half a minute, and something else cut it short: it must not conclude that half a minute is too little."""
+    monkeypatch.setattr(keeper, "MAX_TIMEOUT", 0.3)
+    monkeypatch.setattr(sandbox, "MAX_TIMEOUT", 0.3)
+    assert run_command(tmp_path, "sleep 9", 30, fence=ProcessFence()).startswith("TIMEOUT after 0.3 s (not 30 s: there was no more time)")
+    with run_clock(0.2):
+        assert run_command(tmp_path, "sleep 9", 30, fence=ProcessFence()).startswith("TIMEOUT after 0.2 s (not 30 s")
+    assert run_command(tmp_path, "sleep 9", 0.2, fence=ProcessFence()).startswith("TIMEOUT after 0.2 s: the command")
+
+
+@pytest.mark.parametrize("next_call", [call("run_command", cmd="ls"), call("read_file", path="README.md"), call("list_dir"), call("search", pattern="def"), call("edit_file", path="a/b.txt", old="", new="x")],
+                         ids=["run_command", "read_file", "list_dir", "search", "edit_file"])
+def test_a_command_that_removes_the_repo_ends_the_run(repo, next_call):
+    replies = [[call("run_command", cmd='rm -rf "$PWD"')], [next_call], [say("All is well.")]]
+    run = run_agent("Tidy up.", repo, "yes", model=offline(replies), fence="process", i_know=True)
+    assert run.status == "sandbox_lost" and run.history.messages[-1]["content"][0]["content"].startswith("NOT RUN") and not repo.exists()
 
 
 def test_the_tools_do_not_show_what_is_ours_to_settle(repo):
@@ -187,6 +294,28 @@ def test_unattended_on_the_bare_process_fence_must_be_meant(repo):
         run_agent("Work.", repo, "yes", fence="process")
     assert run_agent("Work.", repo, "yes", fence="process", i_know=True).status == "done"
     assert run_agent("Work.", repo, "no", fence="process").status == "done"
+
+
+@pytest.mark.parametrize("place", ["t.jsonl", "new/t.jsonl", "link/t.jsonl", "../repo/t.jsonl"])
+def test_a_trace_in_the_repo_is_refused(repo, place):
+    """The agent could rewrite what it did."""
+    (repo / "link").symlink_to(".")
+    with pytest.raises(UsageError, match="lies in the repo"):
+        run_agent("Work.", repo, "no", trace=repo / place)
+    assert not list(repo.rglob("t.jsonl")) and not (repo / "new").exists()
+
+
+def test_a_trace_beside_the_repo_is_taken(repo, monkeypatch):
+    monkeypatch.chdir(repo.parent)
+    assert run_agent("Work.", "repo", "no", trace="repo.jsonl").status == "done"
+
+
+def test_an_empty_repo_is_not_the_current_folder(monkeypatch, tmp_path):
+    """`harnesslab run "$REPO" ...` with a variable that is not set."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="The repo is empty"):
+        run_agent("Work.", "", "no")
+    assert run_agent("Work.", ".", "no").status == "done"
 
 
 def test_a_sink_and_a_trace_get_the_same_events(repo, tmp_path):
@@ -239,7 +368,6 @@ def test_the_notebooks_way_can_be_stopped(repo):
 
 
 def test_the_commit_is_read_from_gits_own_files(repo, tmp_path):
-    import subprocess
     from harnesslab.sandbox import _commit
 
     def git(*arguments, cwd=repo):
@@ -257,3 +385,34 @@ def test_the_commit_is_read_from_gits_own_files(repo, tmp_path):
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / ".git").write_text("gitdir: nowhere")
     assert _commit(tmp_path / "bare") == "" and len(_commit(tmp_path)) in (0, 40)
+
+
+@pytest.mark.parametrize("head", ["ref: ../../secret.txt", "ref: refs/../../secret.txt", "ref: {secret}", "ref: refs/heads/main", "not a commit", "\xff", ""])
+def test_a_planted_git_tells_nothing_of_other_files(head, tmp_path):
+    """A command can make a .git that sends the reader to any file; what stands there must not come into the trace."""
+    from harnesslab.sandbox import _commit
+    (tmp_path / "secret.txt").write_text("the-secret")
+    git = tmp_path / "repo" / ".git"
+    (git / "refs" / "heads").mkdir(parents=True)
+    (git / "refs" / "heads" / "main").symlink_to(tmp_path / "secret.txt")
+    (git / "HEAD").write_bytes(head.format(secret=tmp_path / "secret.txt").encode("latin-1") + b"\n")
+    assert _commit(tmp_path / "repo") == ""
+
+
+@pytest.mark.parametrize("where", ["HEAD", "commondir", "refs/heads/main", "packed-refs", ""])
+def test_a_planted_pipe_does_not_hold_the_next_run(where, tmp_path):
+    from harnesslab.sandbox import _commit
+    git = tmp_path / ".git"
+    pipe = git / where
+    pipe.parent.mkdir(parents=True, exist_ok=True)
+    if where:
+        (git / "HEAD").write_text("ref: refs/heads/main\n")
+    pipe.unlink(missing_ok=True)
+    os.mkfifo(pipe)
+    helper = subprocess.Popen(["sh", "-c", 'sleep 3; exec echo x > "$0"', str(pipe)])          # lets a reader go that waits
+    try:
+        began = time.monotonic()
+        assert _commit(tmp_path) == "" and time.monotonic() - began < 1.5
+    finally:
+        helper.kill()
+        helper.wait()

@@ -7,11 +7,13 @@ import time
 from dataclasses import fields, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import httpx
 import pytest
 
 from harnesslab.chat_api import LAX, ChatApi, Laxness
 from harnesslab.fake_api import FakeApi
 from harnesslab.loop import UsageError
+from harnesslab.providers import make_client
 from harnesslab.scripted import call, say
 from harnesslab.server_probe import Capabilities, bound_to, probe_server
 
@@ -77,6 +79,23 @@ def test_the_messages_endpoints_of_local_servers(server):
 
 def test_a_bare_text_is_understood_as_an_error():
     assert chat(Laxness(needs_flags=True, error_shape="text")).words.startswith('"auto" tool choice requires')
+
+
+@pytest.mark.parametrize("room, message", [(230, "flat {} end"), (0, "no tools \x1b[31m for\n{}"), (250, None)])
+def test_the_words_of_a_refusal_show_no_key_and_steer_no_terminal(room, message):
+    """In a message, and as a text that is cut in the middle of the key."""
+    key = "sk-very-secret-key-0123456789-abcdefgh"
+
+    def answer(request):
+        if b'"tools"' not in request.content:
+            return httpx.Response(200, json={"choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}], "usage": {"prompt_tokens": 9, "completion_tokens": 1}})
+        echo = "x " * (room // 2) + request.headers["authorization"]
+        return httpx.Response(400, json={"error": {"message": message.format(echo)}}) if message else httpx.Response(400, text=echo + " was sent")
+    client = make_client(httpx.MockTransport(lambda request: answer(request) if request.method == "POST" else httpx.Response(200, json={"data": [{"id": "m\x1b[2J\nm"}, {"id": 5}, {}]})))
+    found = probe_server("http://127.0.0.1:9", key=key, client=client)
+    told = "".join(found.lines()) + found.words
+    assert found.tools is False and found.models == ("m\x1b[2J\nm",) and told.isprintable()
+    assert "[key]" in found.words and not any(key[at : at + 8] in told for at in range(len(key) - 7))
 
 
 # ---- where servers tell their window

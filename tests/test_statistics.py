@@ -1,6 +1,7 @@
 """The statistics: exact against brute force and published values, intervals against simulation, and every odd shape of rows."""
 import itertools
 import math
+import re
 import subprocess
 import sys
 import warnings
@@ -445,3 +446,11 @@ def test_importing_it_is_light_and_hides_nothing():
     code = ("import sys, statistics, random, harnesslab.statistics; assert statistics.mean([1, 3]) == 2 and 'harnesslab' not in statistics.__file__;"
             "print([m for m in ('numpy', 'scipy', 'pandas', 'altair') if m in sys.modules])")
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("tasks", [2, 3, 4, 5])
+def test_the_number_of_tasks_that_would_decide_can_decide(tasks):
+    """With one run per side, fewer than 6 tasks never give p < 0.05, however large and even the change."""
+    rows = lambda label, steps: [{"label": label, "task": f"t{n}", "rep": 0, "status": "done", "passed": True, "steps": steps + n / 100, "tok_in": 1, "tok_out": 1, "tool_errors": 0} for n in range(tasks)]
+    difference = compare(rows("a", 10), [{**row, "steps": row["steps"] * 0.8} for row in rows("b", 10)]).differences["steps"]
+    assert int(re.search(r"about (\d+) tasks", difference.needed).group(1)) >= 6 > tasks, difference.needed

@@ -102,7 +102,19 @@ def test_waits_nudges_edits_and_thrown_away_replies_are_notes():
     events[at + 1:at + 1] = [{**events[at], "type": type, "payload": payload} for type, payload in extra]
     notes = "\n".join(page_data(events)["runs"][0]["events"][1]["notes"])
     assert "waited 2.5 s after try 1: HTTP 529" in notes and "cut o" in notes and "max_tokens" in notes
-    assert "clear_results" in notes and "something_new" in notes
+    assert "clear_results" in notes and "something_new" in notes and "is lost" not in notes
+
+
+@pytest.mark.parametrize("edit, shown, lost", [
+    ({"kind": "user", "text": "Here is my log.", "added": [{"role": "user", "content": "Here is my log."}]}, "user: Here is my log.", False),
+    ({"kind": "compact", "messages": [{"role": "user", "content": "short"}]}, "the history was edited: compact.", True),
+    ({"kind": "clear_results", "cleared": {"c1": "gone"}}, "the history was edited: clear_results.", True),
+    ({"kind": "not_compacted", "why": "too long"}, "not_compacted: too long", False),
+])
+def test_only_an_edit_of_what_was_sent_loses_the_cache(edit, shown, lost):
+    events = make_events(turns=2)
+    events.insert(5, {**events[5], "type": "history_edited", "payload": edit})
+    assert shown in plain(events) and ("is lost" in plain(events)) == lost
 
 
 def test_a_run_without_an_answer_says_how_it_ended():
@@ -273,7 +285,7 @@ def open_page(browser, tmp_path):
     """Opens a file made by to_html. Every request but for the file itself is refused and remembered; any error of the page fails the test."""
     contexts, asked, errors = [], [], []
 
-    def open_(*args, size=(1200, 900), **options):
+    def open_(*args, size=(1200, 900), waits_for=".hls-row", **options):
         path = to_html(args[0], tmp_path / f"page{len(contexts)}.html", *args[1:])
         context = browser.new_context(viewport={"width": size[0], "height": size[1]}, **options)
         contexts.append(context)
@@ -288,7 +300,7 @@ def open_page(browser, tmp_path):
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
         page.goto(path.as_uri())
-        page.wait_for_selector(".hls-row")
+        page.wait_for_selector(waits_for)
         return page
 
     yield open_
@@ -424,6 +436,37 @@ def test_two_runs_step_together(open_page):
     page.keyboard.press("Home")
     page.keyboard.press("Shift+D")
     assert "b: event 25 of 26" in status(page)
+
+
+@needs_browser
+def test_two_runs_without_an_event(open_page):
+    page = open_page([], [], waits_for=".hls-empty")
+    assert page.locator(".hls-empty").all_inner_texts() == ["No events yet."] * 2 and "a: no event · b: no event" in status(page)
+    assert page.locator(".hls-detail").all_inner_texts() == ["Nothing to show."] * 2
+    for key in ("j", "End", "n", "d", "Shift+D", "f", "Escape", "/", "?"):
+        page.keyboard.press(key)
+    one = open_page(make_events(), [])
+    one.keyboard.press("End")
+    assert "a: event 22 of 22: answer, step 11 · b: no event · only in run a" in status(one)
+    one.keyboard.press("f")  # a type that no event of the second run has
+
+
+@needs_browser
+def test_the_widget_hears_of_new_data_whatever_it_began_with(open_page, tmp_path):
+    page = open_page([], [], waits_for=".hls-empty")
+    later = page_data(make_events(), make_events(turns=12, errors=(3,)))
+    shown = page.evaluate("""(later) => {
+        const element = document.createElement("div"), heard = {}, bytes = (text) => new TextEncoder().encode(text);
+        document.body.append(element);
+        let data = bytes(document.getElementById("harnesslab-data").textContent);
+        const model = { get: (name) => (name === "data" ? data : 0), set() {}, save_changes() {}, off() {}, on: (name, act) => (heard[name] = act) };
+        harnesslabStepper.render({ model, el: element }, () => {});
+        const before = element.querySelectorAll(".hls-row").length;
+        data = bytes(later);
+        heard["change:data"]();
+        return [before, element.querySelectorAll(".hls-row").length > 0, element.querySelector(".hls-status").textContent];
+    }""", json.dumps(later))
+    assert shown[:2] == [0, True] and "a: event 1 of 22: task · b: event 1 of 26: task" in shown[2]
 
 
 @needs_browser

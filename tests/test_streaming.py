@@ -268,11 +268,54 @@ def built(*pieces, stop="tool_use"):
     builder.add({"type": "content_block_start", "index": 0, "content_block": {"type": "tool_use", "id": "a", "name": "look", "input": {}}})
     for piece in pieces:
         builder.add({"type": "content_block_delta", "index": 0, "delta": {"type": "input_json_delta", "partial_json": piece}})
-        assert builder._blocks[0]["input"] == {}  # half a text may be valid JSON, and mean something else
+        assert builder._blocks[-1]["input"] == {}  # half a text may be valid JSON, and mean something else
     builder.add({"type": "content_block_stop", "index": 0})
     builder.add({"type": "message_delta", "delta": {"stop_reason": stop}, "usage": {}})
     builder.add({"type": "message_stop"})
     return builder.reply()["content"][0]["input"]
+
+
+def started(index, block):
+    return {"type": "content_block_start", **({} if index is None else {"index": index}), "content_block": block}
+
+
+def delta(index, **piece):
+    return {"type": "content_block_delta", **({} if index is None else {"index": index}), "delta": piece}
+
+
+def message(*events):
+    """The content of the message that has these events in it."""
+    whole = list(message_events([], "tool_use", 9))
+    builder = MessagesBuilder()
+    shown = "".join([builder.add(event) for event in [*whole[:2], *events, *whole[2:]]])
+    return builder.reply()["content"], shown
+
+
+CALL = {"type": "tool_use", "id": "a", "name": "look", "input": {}}
+
+
+@settings(max_examples=80, deadline=None)
+@given(blocks=BLOCKS, index=st.sampled_from([0, 1, None, "x"]), stops=st.booleans())
+def test_blocks_that_share_a_number_are_all_kept(blocks, index, stops):
+    events = [{**event, "index": index} for event in message_events(blocks, "tool_use", 9) if "index" in event]
+    assert message(*(event for event in events if stops or event["type"] != "content_block_stop"))[0] == blocks
+
+
+def test_arguments_that_came_with_the_start_stay_when_nothing_follows():
+    given_ones = {**CALL, "input": {"key": "important"}}
+    nothing = delta(0, type="input_json_delta", partial_json="")
+    assert message(started(0, given_ones), nothing)[0] == message(started(0, given_ones))[0] == [given_ones]
+    assert message(started(0, given_ones), nothing, delta(0, type="input_json_delta", partial_json='{"key":1}'))[0] == [{**CALL, "input": {"key": 1}}]
+    bare = {key: value for key, value in CALL.items() if key != "input"}
+    assert message(started(0, bare), nothing)[0] == [CALL]
+
+
+def test_a_piece_of_the_wrong_kind_is_passed_over():
+    pieces = [delta(0, type="text_delta", text="lost"), delta(0, type="thinking_delta", thinking="x"), delta(0, type="citations_delta", citation={}), delta(0, type="new_delta")]
+    assert message(started(0, CALL), *pieces) == ([CALL], "")
+    said = {"type": "text", "text": ""}
+    assert message(started(0, said), delta(0, type="input_json_delta", partial_json="{}"), delta(0, type="signature_delta", signature="x"), delta(0, type="text_delta", text="hi"),
+                   delta(0, type="citations_delta", citation={"n": 1})) == ([{"type": "text", "text": "hi", "citations": [{"n": 1}]}], "hi")
 
 
 def test_arguments_are_parsed_when_their_block_ends():
@@ -319,6 +362,21 @@ def test_arguments_as_an_object_extra_fields_and_reasoning():
                    piece({"a": 1}, index=0, id="x", name="look", extra_content={"google": 1}))
     assert message["reasoning_content"] == "Let me see." and message["reasoning_details"] == [{"a": 1}, {"b": 2}]
     assert message["tool_calls"][0]["function"]["arguments"] == {"a": 1} and message["tool_calls"][0]["extra_content"] == {"google": 1}
+
+
+def whole_message(*choices):
+    builder = ChatBuilder()
+    shown = "".join(builder.add({"choices": [choice]}) for choice in choices)
+    builder.done = True
+    return builder.reply()["choices"][0]["message"], shown
+
+
+def test_a_message_in_place_of_deltas_is_the_message_and_after_them_a_repetition():
+    said = {"role": "assistant", "content": "The answer is 4.", "tool_calls": [{"id": "a", "function": {"name": "look", "arguments": "{}"}}]}
+    got, shown = whole_message({"delta": {"role": "assistant", "content": ""}}, {"message": said, "finish_reason": "stop"})
+    assert shown == got["content"] == said["content"] and [call["id"] for call in got["tool_calls"]] == ["a"]
+    got, shown = whole_message({"delta": {"content": "The answer "}}, {"delta": {"content": "is 4."}}, {"delta": {}, "message": said, "finish_reason": "stop"})
+    assert shown == got["content"] == said["content"] and "tool_calls" not in got
 
 
 def test_a_chat_stream_is_whole_with_its_last_line_or_its_counts():
@@ -382,6 +440,39 @@ def test_errors_in_a_stream_have_a_status(wire, error, tries, status, word):
     assert finished.status == status and word in finished["error"] and shown.count("He") == tries
     assert all("broke off here" in text for text in shown if text != "He")
     assert_goes_on(finished)
+
+
+def streamed_once(wire, data, kind="text/event-stream"):
+    """(how a run with this one answer ends, how often it was asked for)"""
+    asked = []
+
+    def answer(request):
+        asked.append(request)
+        return httpx.Response(200, headers={"content-type": kind}, content=data)
+    client = make_client(httpx.MockTransport(answer))
+    model = Model(ModelFacts("m"), client, "http://127.0.0.1", "a-good-key-0123", wire=WIRES[wire], retry=QUICK, stream=True, on_text=lambda text: None)
+    return run_loop(History("x", "", TOOLS), model, registry()), len(asked)
+
+
+@pytest.mark.parametrize("wire", STREAMED)
+@pytest.mark.parametrize("error, tries, status, word", [
+    ({"object": "error", "message": "maximum context length is 9", "type": "BadRequestError", "param": None, "code": 400}, 1, "context_full", "maximum context length"),
+    ({"type": "overloaded_error", "message": "Too busy"}, 3, "api_error", "Too busy"), ({"message": "not with that key", "code": "401"}, 1, "api_error", "not with that key"), ({"type": "error"}, 3, "api_error", "without words")])
+def test_an_error_with_nothing_around_it_is_an_error(wire, error, tries, status, word):
+    """As an event, and as the whole body of what calls itself a stream."""
+    for data in (f"event: error\ndata: {json.dumps(error)}\n\ndata: [DONE]\n\n".encode(), json.dumps(error).encode(), b"\xef\xbb\xbf" + json.dumps(error, indent=1).encode()):
+        finished, asked = streamed_once(wire, data)
+        assert (finished.status, asked) == (status, tries) and word in finished["error"], finished["error"]
+
+
+def test_a_reply_that_calls_itself_a_stream_is_a_reply():
+    body = {"content": [say("hi")], "stop_reason": "end_turn", "usage": {"input_tokens": 1, "output_tokens": 1}}
+    assert streamed_once("anthropic", json.dumps(body).encode())[0]["answer"] == "hi"
+    wrong_key = {"type": "error", "error": {"type": "authentication_error", "message": "invalid x-api-key"}}
+    finished, asked = streamed_once("anthropic", json.dumps(wrong_key).encode())
+    assert asked == 1 and "The key was not accepted" in finished["error"]
+    for data in (json.dumps(body).encode()[:-1], b"[1]", b"", b"{" * 9_000, b'{"a": 1}\ndata: x\n\n'):
+        assert "broke" in streamed_once("anthropic", data)[0]["error"]
 
 
 def test_a_server_that_does_not_stream_is_fine():

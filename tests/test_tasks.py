@@ -1,8 +1,10 @@
 """Tasks: the five keep their contracts, a folder of tasks is data and says in a sentence what is wrong with it, and rows of SWE-bench's shape become tasks without a future."""
 import dataclasses
 import json
+import json as js
 import os
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +13,8 @@ import pytest
 
 from harnesslab.fences import choose_fence, close_idle
 from harnesslab.loop import UsageError
-from harnesslab.patches import PatchError, read_changes
-from harnesslab.tasks import (CommitFiles, Edits, Files, FolderCopy, HiddenTests, Judge, Script, Task, load_tasks, save_tasks, swe_bench_tasks, wordcount_tasks)
+from harnesslab.patches import PatchError, read_changes, run_git
+from harnesslab.tasks import (CommitFiles, Edits, Failed, Files, FolderCopy, HiddenTests, Judge, Script, Task, load_tasks, save_tasks, swe_bench_tasks, wordcount_tasks)
 from harnesslab.scripted import _SOLUTIONS
 from harnesslab.verifier import fresh_repo, validate, verify
 
@@ -46,7 +48,7 @@ def test_tasks_can_be_sent_to_another_process():
 def test_a_task_refuses_what_cannot_work():
     good = {"id": "a", "prompt": "Do it.", "make_repo": Files(()), "check": print}
     for change, sentence in (({"id": "a/b"}, "id is up to 100"), ({"id": ""}, "id is up to 100"), ({"id": ".."}, "id is up to 100"), ({"id": "-x"}, "id is up to 100"), ({"prompt": " "}, "prompt is empty"), ({"version": 1}, "version is a text"),
-                             ({"protected": ("../x",)}, "not one inside"), ({"protected": ("/etc",)}, "not one inside"), ({"protected": (".",)}, "not one inside"), ({"protected": (1,)}, "not one inside")):
+                             ({"protected": ("../x",)}, "not one inside"), ({"protected": ("/etc",)}, "not one inside"), ({"protected": (".",)}, "not one inside"), ({"protected": ("./.",)}, "not one inside"), ({"protected": "tests"}, "a tuple of paths"), ({"protected": (1,)}, "not one inside")):
         with pytest.raises(UsageError, match=sentence):
             Task(**(good | change))
     assert Task(**(good | {"id": "django__django-11099", "protected": ("tests", "a/b.py")})).protected
@@ -324,3 +326,103 @@ def test_no_judge_is_silent_about_python_versions():
     for part in parts:
         ast.parse(inspect.getsource(part), feature_version=(3, 8))
     assert sys.version_info >= (3, 11) and Path(probe.__file__).exists()
+
+
+# ---------------------------------------------------------------- what is saved is what is loaded
+WANTED, LIMIT, PATTERN = ["x"], 10 ** 6, re.compile("x")
+START = Files((("a.txt", "x\r\nz\r\n"), ("gone.txt", "1\n"), ("tests/__init__.py", ""), ("tests/test_old.py", "import unittest\nclass T(unittest.TestCase):\n    def test_x(self):\n        self.fail()\n")))
+
+
+class Wanted:
+    lines = WANTED
+
+
+def helper(text: str) -> list[str]:
+    return text.split()[:1] if Path("a").name and len(text) < LIMIT else []
+
+
+def one_line(bench): bench.expect(helper(bench.texts("a.txt")["a.txt"]), Wanted.lines, "a")
+
+
+def with_alias(bench: "Any", least: int = LIMIT) -> None:
+    """Uses a module under another name, and itself."""
+    check_json = js.dumps(WANTED)
+    if js.loads(check_json) != WANTED or with_alias.__name__ != "with_alias" or least != 10 ** 6:
+        raise Failed("no")
+
+
+def by_pattern(bench):
+    assert PATTERN
+
+
+def over_a_value(value):
+    def check_value(bench):
+        assert value
+    return check_value
+
+
+def saved_and_loaded(task, folder):
+    [loaded] = load_tasks(save_tasks([task], folder))
+    return loaded
+
+
+@pytest.mark.parametrize("check", [one_line, with_alias])
+def test_a_judge_is_saved_with_all_that_it_uses(check, tmp_path, best):
+    task = Task("_a", "Do it.", START, check)
+    loaded = saved_and_loaded(task, tmp_path / "tasks")
+    assert loaded.id == "_a"                                             # also one that begins like a folder to skip
+    verdict = verify(loaded, fresh_repo(loaded, tmp_path / "repo"), fence=best)
+    assert verdict.passed, verdict
+    (tmp_path / "repo/a.txt").write_text("no")
+    assert verify(loaded, tmp_path / "repo", fence=best).passed == verify(task, tmp_path / "repo", fence=best).passed == (check is with_alias)
+
+
+@pytest.mark.parametrize("check", [by_pattern, over_a_value(1), lambda bench: None])
+def test_a_judge_that_no_file_can_say_is_refused(check, tmp_path):
+    with pytest.raises(UsageError, match="Task a: its check uses .*cannot be written into a file"):
+        save_tasks([Task("a", "Do it.", START, check)], tmp_path / "tasks")
+
+
+def test_solutions_survive_byte_by_byte(tmp_path):
+    def solution(repo):
+        (repo / "a.txt").write_bytes("x\r\ny\r\n\xe9\r".encode("latin-1"))
+        (repo / "gone.txt").unlink()
+    loaded = saved_and_loaded(Task("a", "Do it.", START, one_line, solution), tmp_path / "tasks")
+    START(tmp_path / "repo"), START(tmp_path / "other")
+    loaded.solution(tmp_path / "repo"), solution(tmp_path / "other")
+    assert read_changes(tmp_path / "repo", tmp_path / "other")[0] == {}
+
+
+def test_hidden_tests_that_delete_a_file_survive(tmp_path, best):
+    def tests(repo):
+        (repo / "tests/test_new.py").write_text("import unittest\nclass T(unittest.TestCase):\n    def test_x(self): pass\n")
+        (repo / "tests/test_old.py").unlink()
+    task = Task("a", "Do it.", START, HiddenTests(("tests.test_new.T.test_x",), (), tests, packages=False))
+    loaded = saved_and_loaded(task, tmp_path / "tasks")
+    for each in (task, loaded):
+        verdict = verify(each, fresh_repo(each, tmp_path / str(each is task)), fence=best)
+        assert verdict.passed, verdict
+
+
+def test_how_a_script_is_run_survives(tmp_path):
+    (tmp_path / "checks").mkdir()
+    (tmp_path / "checks/c.py").write_text("import httpx\n")
+    for more in ({}, {"packages": True}, {"python": "/usr/bin/python3", "packages": True}):
+        task = Task("a", "Do it.", START, Script(str(tmp_path / "checks"), "c.py", **more))
+        check = saved_and_loaded(task, tmp_path / str(len(more))).check
+        assert (check.name, check.python, check.packages) == ("c.py", task.check.python, task.check.packages)
+
+
+@pytest.mark.parametrize("start", ["", "\ufeff"])
+def test_rows_with_any_character(start, tmp_path):
+    clone = tmp_path / "o__n"
+    clone.mkdir()
+    (clone / "a").write_text("1")
+    run_git(clone, "init", "-q"), run_git(clone, "add", "-A"), run_git(clone, "commit", "-qm", "x")
+    row = {"repo": "o/n", "base_commit": run_git(clone, "rev-parse", "HEAD").decode().strip(), "problem_statement": "a\u2028b\x85c\x1cd", "FAIL_TO_PASS": ["t.T.x"]}
+    for text in (json.dumps(row, ensure_ascii=False) + "\r\n\n" + json.dumps(row), json.dumps([row, row])):
+        (tmp_path / "rows").write_text(start + text, encoding="utf-8", newline="")
+        assert [task.prompt for task in swe_bench_tasks(tmp_path / "rows", tmp_path)] == [row["problem_statement"]] * 2
+    for key in ("repo", "base_commit", "problem_statement", "patch", "test_patch"):
+        with pytest.raises(UsageError, match=f"Row 1: {key} is not a text"):
+            swe_bench_tasks([row | {key: 5}], tmp_path)

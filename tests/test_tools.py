@@ -8,9 +8,13 @@ import errno
 import json
 import os
 import random
+import re
+import resource
+import signal
 import socket
 import stat
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -324,6 +328,34 @@ def test_a_bad_pattern_is_an_error_not_an_empty_result(tmp_path, pattern):
     assert "pattern" in refused(search, tmp_path, pattern)
 
 
+def in_a_process(code, *arguments, **options):
+    done = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], cwd=Path(__file__).parent.parent, capture_output=True, text=True, **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_bad_pattern_where_no_exit_code_is_kept(tmp_path):
+    """A harness that was started with its children's signal ignored never learns how ripgrep ended."""
+    code = "import sys; from harnesslab.tools import ToolError, search\ntry: print(search(sys.argv[1], '('))\nexcept ToolError as error: print('refused', error)"
+    assert in_a_process(code, tmp_path, preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN)).startswith("refused")
+
+
+def test_search_with_more_than_a_thousand_open_files(tmp_path):
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard != resource.RLIM_INFINITY and hard < 1_200:
+        pytest.skip("optional: this user may not open so many files")
+    write(tmp_path, "a.txt", "needle\n")
+    code = ("import resource, sys; from harnesslab.tools import search; resource.setrlimit(resource.RLIMIT_NOFILE, (1_200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
+            "files = [open('/dev/null') for _ in range(1_100)]; print(search(sys.argv[1], 'needle'))")
+    assert in_a_process(code, tmp_path) == "a.txt:1:needle\n"
+
+
+def test_a_complaint_about_gitignore_is_none_about_the_pattern(tmp_path):
+    write(tmp_path, ".gitignore", "[z-a]{\n")
+    write(tmp_path, "a.txt", "x\n")
+    assert search(tmp_path, "needle") == "No matches."
+
+
 def test_search_where_nothing_is(tmp_path):
     write(tmp_path, "src/core.py", "x\n")
     assert "There is no nope" in refused(search, tmp_path, "x", path="nope")
@@ -517,8 +549,8 @@ def test_edit_against_a_naive_oracle(tmp_path, pieces, old, new, mark):
         after = path.read_bytes().removeprefix(codecs.BOM_UTF8 if mark else b"").decode("utf-8")
         assert after.startswith(text[:start]) and after.endswith(text[end:])
         assert after[start:len(after) - len(text) + end].replace("\r\n", "\n") == new.replace("\r\n", "\n")
-        if text.count("\r\n") * 2 > text.count("\n"):
-            assert "\n" not in after[start:len(after) - len(text) + end].replace("\r\n", "")
+        kinds = set(re.findall("\r?\n", text))
+        assert len(kinds) != 1 or set(re.findall("\r?\n", after)) <= kinds              # a file with one kind of line ends keeps it
     assert left_over(tmp_path) == []
 
 
@@ -526,7 +558,11 @@ def test_edit_against_a_naive_oracle(tmp_path, pieces, old, new, mark):
     (b"a\r\nb\r\n", "a\nb", "c\nd", b"c\r\nd\r\n"), (b"a\nb\n", "a\r\nb", "c", b"c\n"), (b"\xef\xbb\xbfa\n", "a", "b", b"\xef\xbb\xbfb\n"), (b"a", "a", "b", b"b"),
     (b"\ta\n", "\ta", "\tb", b"\tb\n"), (b"a\n\n\n", "a", "b", b"b\n\n\n"), (b"x\x0cy\nz\n", "z", "w", b"x\x0cy\nw\n"), (b"a\rb\r", "a", "c", b"c\rb\r"),
     (b"a\r\nb\nc\n", "b", "B\nB", b"a\r\nB\nB\nc\n"), ("é ü\n".encode(), "ü", "\u2028", "é \u2028\n".encode()), (b"ab\n", "ab", "", b"\n"), (b"a.b*c\n", ".b*", r"\1\g<0>", b"a\\1\\g<0>c\n"),
-    (b"x\\\r\ny\r\n", "x\\\ny", "z", b"z\r\n")])
+    (b"x\\\r\ny\r\n", "x\\\ny", "z", b"z\r\n"),
+    (b"a\nb\nc\n", "a\r\nb", "a\r\nB", b"a\nB\nc\n"), (b"a\nb\n", "b", "b\r\nc", b"a\nb\nc\n"), (b"a\nb\n", "a\r\n", "x\r\n", b"x\nb\n"),
+    (b"a\r\nb\nc\r\nd\n", "a\nb\nc\nd", "a\nB\nc\nD", b"a\r\nB\nc\r\nD\n"), (b"a\nb\r\nc\r\nd\r\n", "a\nb", "x\ny", b"x\ny\r\nc\r\nd\r\n"),
+    (b"a\r\nb\nc\r\n", "a\nb\nc\n", "a\nX\nb\nc\n", b"a\r\nX\r\nb\nc\r\n"), (b"a\r\nb\nc\n", "a\nb\nc", "c", b"c\n"),
+    (b"a\nb\r\nc\n", "b\nc", "b\nc\nd\ne", b"a\nb\r\nc\r\nd\r\ne\n")])
 def test_edits_byte_for_byte(tmp_path, before, old, new, after):
     path = write(tmp_path, "f", before)
     edit_file(tmp_path, "f", old, new)
@@ -590,12 +626,14 @@ def test_owner_survives(tmp_path):
     assert (path.stat().st_uid, path.stat().st_gid) == (65_534, 65_534)
 
 
+@pytest.mark.parametrize("old", ["a", ""])
 @pytest.mark.parametrize("mode", [0o644, 0o755, 0o600, 0o640])
-def test_mode_survives(tmp_path, mode):
-    path = write(tmp_path, "f", "a\n")
+def test_mode_survives(tmp_path, mode, old):
+    """Also when an empty file is filled."""
+    path = write(tmp_path, "f", old)
     path.chmod(mode)
-    edit_file(tmp_path, "f", "a", "b")
-    assert stat.S_IMODE(path.stat().st_mode) == mode
+    edit_file(tmp_path, "f", old, "b")
+    assert stat.S_IMODE(path.stat().st_mode) == mode and path.read_text() == "b" and left_over(tmp_path) == []
 
 
 def test_hard_links_are_refused(tmp_path):
@@ -749,6 +787,57 @@ def test_version_two_when_only_the_neighbours_differ(tmp_path):
     assert "that line is the same" in refused(edit_file, tmp_path, "f", "the same long line\nthree", "x")
 
 
+RECORDS = ",".join(f'{{"id": {n}, "name": "person {n}", "mail": "p{n}@example.org"}}' for n in range(5_000))
+
+
+@pytest.mark.parametrize("text, old, says", [
+    ("x = 1\n" + "total = compute(alpha, beta) + compute(gamma, delta) + compute(epsilon, zeta)\n", "compute( gamma,delta )", ["closest line 2: 'total", "nearest part is 'compute(gamma, delta)': only white space differs"]),
+    (RECORDS, '{"id":4321,"name":"person 4321"', ["closest line 1, from character", '{"id": 4321, "name": "person 4321"', "only white space differs"]),
+    (RECORDS, '"name": "person 4321", "mail": "p4321@example.net"', ["closest line 1, from character", '"name": "person 4321"', "the text differs from character 47 on"]),
+    ("filler line\n" * 60_000 + "the wanted line of code\n", "the wanted  line of code", ["closest line 60001: 'the wanted line of code'", "only white space differs"]),
+    ("one\rtwo\rthree\r", "one\ntwo", ["It is there in line 1, with \\r as line end"]),
+    ("first\nlast line", "last line\n", ["The file ends with it, but has no line break at its end"]),
+    ("def f():\n    return 1\n", "def f():\n    return 1  \n", ["line 2 of the file is '    return 1', old has '    return 1  ': only white space differs"]),
+    ("def f(first, second):  \n    return 1\n", "def f(first, second):\n    return 1\n", ["line 1 of the file is 'def f(first, second):  ', old has 'def f(first, second):': only white space"]),
+    ("x\ndef longest_name():\n    a = 1\n    b = 2\n", "def longest_name():\n    a = 1\n    b = 3\n", ["closest line 2", "that line is the same; line 4 of the file is '    b = 2', old has '    b = 3': the text differs from character 5"]),
+    ("    return total\nA\n    return total\nB\n    return total\nC\n", "    return total\nB\n    return totals", ["closest line 3", "line 5 of the file is '    return total', old has '    return totals'"]),
+    ("the only line here\n", "the only line here\n\nand more", ["that line is the same; old has 'and more' where the file has no line"]),
+    ("a tail of the long line\nsecond\n", "the long line\nsecnd", ["line 2 of the file is 'second', old has 'secnd'"]),
+])
+def test_a_near_miss_is_found_and_its_difference_named(tmp_path, text, old, says):
+    """A part of a long line, a file of one line, the end of a big file, another line end, and a line that differs where the longest does not."""
+    write(tmp_path, "f", text)
+    answer = refused(edit_file, tmp_path, "f", old, "x")
+    assert all(words in answer for words in says) and "No line" not in answer and len(answer) < 2_000, answer
+
+
+def test_how_far_the_search_for_a_near_miss_went_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(tools, "_MOST_LINES", 50)
+    write(tmp_path, "f", "filler\n" * 60 + "the wanted line of code\n")
+    assert "None of the first 50 of 62 lines resembles it." in refused(edit_file, tmp_path, "f", "the wanted  line of code", "x")
+
+
+@IN_PLACE
+@given(st.lists(st.text("abc \t=", max_size=8), min_size=2, max_size=6), st.data())
+def test_one_changed_line_among_several_is_the_one_that_is_named(tmp_path, lines, data):
+    """Whatever the neighbours: the two lines that are compared are a real one with its number, and one that was asked for."""
+    write(tmp_path, "f", "\n".join(lines))
+    at = data.draw(st.integers(0, len(lines) - 1))
+    asked = [*lines[:at], lines[at] + "q", *lines[at + 1:]]
+    answer = refused(edit_file, tmp_path, "f", "\n".join(asked), "x")
+    if found := re.search(r"line (\d+) of the file is ('.*?'), old has ('.*?'): ", answer):
+        number, real, wanted = found.groups()
+        assert repr(lines[int(number) - 1]) == real and wanted in map(repr, asked) and real != wanted
+
+
+@pytest.mark.parametrize("text", ["ab cd ef gh\n" * 800_000, "a" * 9_000_000, '{"key": 1, "value": 2},' * 400_000, "x\n" * 4_000_000], ids=["lines", "one letter", "one line", "short lines"])
+def test_a_near_miss_in_the_largest_files_comes_soon(tmp_path, text):
+    write(tmp_path, "f", text)
+    began = time.monotonic()
+    refused(edit_file, tmp_path, "f", '{"key": 1, "values": 2}, ab cd eg gh aaaaaaaaaaaaaaaaaaaaaaaab', "x")
+    assert time.monotonic() - began < 8
+
+
 def test_version_two_when_nothing_is_like_it(tmp_path):
     write(tmp_path, "f", "one\ntwo\n")
     for old in ("completely different words here", "\n\n\n\n", "    \t"):
@@ -800,6 +889,14 @@ def test_edit_tells_whether_python_still_parses(tmp_path):
     write(tmp_path, "bom.py", b"\xef\xbb\xbfx = 1\r\n")
     assert "parses as Python" in edit_file(tmp_path, "bom.py", "1", "2")
     assert "Python" not in edit_file(tmp_path, "f.txt", "", "def (")
+
+
+def test_a_big_python_file_is_not_parsed(tmp_path):
+    """The parser would take gigabytes and a quarter of a minute for the largest file that can be edited."""
+    write(tmp_path, "big.py", "x = [1, 2, 3]\n" * 400_000 + "y = 1\n")
+    began = time.monotonic()
+    assert edit_file(tmp_path, "big.py", "y = 1", "y = 2").endswith("The file is too large to check whether it parses as Python.")
+    assert time.monotonic() - began < 4
 
 
 @pytest.mark.parametrize("source", ["(" * 5_000, "a" + ".b" * 50_000, "-" * 50_000 + "1", "1+" * 50_000 + "1", "x = '\\N{nothing}'", "\\"])
@@ -976,6 +1073,59 @@ def test_results_and_errors_are_bounded():
     for fail in (True, False):
         result = Registry(Path("."), [flood]).prepare("flood", {"fail": fail})()
         assert len(result.text) <= MAX_OUT and result.is_error is fail and "characters cut here" in result.text
+
+
+def leaves(path: str = "") -> str:
+    """Leave."""
+    raise SystemExit("the-secret " * 300_000)
+
+
+def interrupts() -> str:
+    """Be interrupted."""
+    raise KeyboardInterrupt
+
+
+class Unsayable(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+def unsayable() -> str:
+    """Fail without words."""
+    raise Unsayable
+
+
+def closed(path: Literal["open", "doing", "done"]) -> str:
+    """Take one of three."""
+    return path
+
+
+@pytest.mark.parametrize("name, arguments, words", [
+    ("leaves", {}, "SystemExit: [key] [key]"), ("unsayable", {}, "Unsayable"), ("leaves", {"the-secret" * 100_000: 1}, "not a parameter"),
+    ("leaves", {"path": ["the-secret"] * 100_000}, "path: wanted string, got a list ['[key]"), ("leaves", {f"the-secret{n}" * 30_000: 1 for n in range(9)}, "leaves was not run"),
+    ("the-secret", {}, "There is no tool [key]"), ("the-secret" * 100_000, {}, "There is no tool [key]")])
+def test_whatever_leaves_a_registry_is_short_and_without_secrets(tmp_path, name, arguments, words):
+    """What went wrong before the tool ran as well, and a tool that ends the program."""
+    registry = Registry(tmp_path, [leaves, unsayable], redact=lambda text: text.replace("the-secret", "[key]"))
+    result = registry.prepare(name, arguments)
+    result = result if isinstance(result, ToolResult) else result()
+    assert result.is_error and words in result.text and len(result.text) <= MAX_OUT and "the-secret" not in result.text, result.text[:300]
+
+
+def test_wrong_names_of_arguments_are_cut():
+    result = Registry(Path("."), [closed]).prepare("closed", {"x" * 1_000_000: 1, "y\n\x1b" * 9: 1, "path": "done"})
+    assert len(result.text) < 600 and "\x1b" not in result.text and "y\\n\\x1b" in result.text
+
+
+def test_ctrl_c_in_a_tool_is_the_persons():
+    with pytest.raises(KeyboardInterrupt):
+        Registry(Path("."), [interrupts]).prepare("interrupts", {})()
+
+
+def test_all_allowed_values_are_named():
+    assert "path: wanted 'open', 'doing' or 'done', got text 'finished'." in Registry(Path("."), [closed]).prepare("closed", {"path": "finished"}).text
+    result = registry(Tool(typed)).prepare("typed", {"path": "a", "start": "abc"})
+    assert "start: wanted integer, got text 'abc'." in result.text
 
 
 # ------------------------------------------------------------------ schemas and registries

@@ -241,6 +241,34 @@ def test_the_numbers_are_those_of_the_live_lines(walk, tmp_path):
     assert [(int(n), kinds.get(kind, kind)) for n, kind, *_ in numbered] == [(m.number, m.kind) for m in timeline(walk[0])]
 
 
+def test_fields_of_a_later_version_are_passed_over():
+    _, events, _ = go([[call("echo", text="a")], [call("write", text="b")], [say("ok")]])
+    later = json.loads(json.dumps(events))
+    for event in later:
+        facts, payload = event["payload"].get("model") or {}, event["payload"]
+        for record in (event, payload, facts, facts.get("prices"), payload.get("limits"), payload.get("usage")):
+            if record is not None:
+                record["newer"] = {"a": 1}
+    assert summary(later) == summary(events) and fold(later).calls == fold(events).calls and fold(later).unreadable == 0
+    again = replay(later, Registry(".", TOOLS))
+    assert again.run.status == "done" and again.differences == [] and again.run["tok_in"] == summary(events)["tok_in"]
+    assert fork(later, 2, Registry(".", TOOLS), offline(canned([[say("x")], [say("ok")]]))).run.status == "done"
+
+
+@pytest.mark.parametrize("usage", [None, {}])
+def test_a_reply_without_usage_counts_as_none(usage):
+    _, events, _ = go([[call("echo", text="a")], [say("ok")]])
+    bare = [{**e, "payload": {**e["payload"], "usage": usage}} if e["type"] == "model_replied" else e for e in events]
+    assert summary(bare)["tok_in"] == 0 and fold(bare).unreadable == 0
+    assert replay(bare, Registry(".", TOOLS)).run.status == "done"
+
+
+def test_a_gate_that_names_no_call_does_not_stop_a_replay():
+    _, events, _ = go([[call("write", text="a")], [say("ok")]])
+    bare = [{**e, "payload": {k: v for k, v in e["payload"].items() if k != "id"}} if e["type"] == "gate_decided" else e for e in events]
+    assert replay(bare, Registry(".", TOOLS)).run.status == "done"
+
+
 def test_tools_side_by_side_are_not_counted_twice():
     def slow(n: int) -> str:
         """Take a while."""
@@ -389,6 +417,80 @@ def test_durations_are_no_difference(walk):
         if event["type"] == "tool_returned":
             event["payload"]["content"] = event["payload"]["content"].replace("0.00", "7.31")
     assert diff_runs(walk[0], events).first == ""
+
+
+def told(*rows, run="r", repo="/tmp/a", answer="ok"):
+    """A made-up run: a call and its result for each row (name, arguments, text, is_error)."""
+    events = []
+
+    def add(type, step, **payload):
+        events.append({"v": 1, "run": run, "n": len(events), "step": step, "time": 1000.0 + len(events), "type": type, "payload": payload})
+
+    add("run_started", 0, task="t", model={"name": "m"}, repo=repo)
+    for step, (name, arguments, text, is_error) in enumerate(rows, 1):
+        add("tool_called", step, id=f"c{step}", name=name, arguments=arguments)
+        add("tool_returned", step, id=f"c{step}", name=name, content=text, is_error=is_error)
+    add("run_ended", len(rows), status="done", answer=answer)
+    return events
+
+
+def test_the_repos_own_path_in_arguments_is_no_difference():
+    a, b = ([("read", {"path": f"{repo}/x.py"}, "x", False), ("run", {"command": f"cd {repo} && ls", "timeout": seconds}, f"in {repo}: x.py", False)]
+            for repo, seconds in (("/tmp/a", "5 s"), ("/tmp/bb", "9 s")))
+    found = diff_runs(told(*a, repo="/tmp/a"), told(*b, repo="/tmp/bb"))
+    assert found.first.startswith("Event 4: both call run, with another timeout. a: ")  # a duration in arguments was chosen
+    b[1][1]["timeout"] = "5 s"
+    assert diff_runs(told(*a, repo="/tmp/a"), told(*b, repo="/tmp/bb")).first == ""
+
+
+@pytest.mark.parametrize("text, is_error, words", [
+    ("same", True, "the same text, but b calls it an error."),
+    ("same\n", False, "a: 'same' / b: 'same\\n'"),
+    ("same\n\n\nmore", False, "a: '' / b: 'more'"),
+    ("other", True, "a: 'same' / b: 'other'"),
+])
+def test_what_differs_can_be_seen(text, is_error, words):
+    first = diff_runs(told(("f", {}, "same", False)), told(("f", {}, text, is_error))).first
+    assert first.startswith("Event 3: the same call of f came back with another result") and first.endswith(words)
+
+
+def test_a_replay_tells_what_differs_in_the_same_text():
+    _, events, _ = go([[call("echo", text="a")], [say("ok")]])
+    failing = lambda: Registry(".", [Tool(fail, name="echo", read_only=True)])
+    assert str(replay(events, failing)).endswith("event 3, echo: the same text, an error only now")
+    assert str(replay(replay(events, failing).trace, Registry(".", TOOLS))).endswith("the same text, an error only in the recording")
+
+
+def test_runs_that_repeat_themselves_are_lined_up_in_time():
+    poll = ("poll", {"c": "ls"}, "same", False)
+    a, b = [poll] * 2_000, [("poll", {"c": f"ls {n}"}, "same", False) if n % 50 == 49 else poll for n in range(2_000)]
+    began = time.perf_counter()
+    found = diff_runs(told(*a), told(poll, *b))
+    assert time.perf_counter() - began < 5
+    assert found.first.startswith("Event 102: both call poll, with another c.") and found.at == 101
+    for side, runs in (("a", a), ("b", [poll, *b])):
+        numbers = [getattr(pair, side).number for pair in found.pairs if getattr(pair, side)]
+        assert numbers == list(range(1, 2 * len(runs) + 3))
+    assert diff_runs(told(*a), told(*a)).first == ""
+
+
+ROWS = st.lists(st.tuples(st.sampled_from("fg"), st.fixed_dictionaries({"x": st.integers(0, 2)}), st.sampled_from(["r", "s"]), st.booleans()), max_size=9)
+
+
+@pytest.mark.parametrize("many", [0, 200_000])
+@settings(max_examples=100, deadline=None)
+@given(a=ROWS, b=ROWS)
+def test_every_moment_is_in_one_pair_and_same_means_the_same(many, a, b):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(traces, "_MANY", many)
+        found = diff_runs(told(*a), told(*b))
+    for side, rows in (("a", a), ("b", b)):
+        assert [getattr(p, side).number for p in found.pairs if getattr(p, side)] == list(range(1, 2 * len(rows) + 3))
+    for pair in found.pairs:
+        if pair.kind == "same":
+            assert (pair.a.name, pair.a.arguments, pair.a.text, pair.a.is_error) == (pair.b.name, pair.b.arguments, pair.b.text, pair.b.is_error)
+    assert (found.first == "") == (a == b)
+    assert all(pair.kind == "same" for pair in found.pairs[: found.at])
 
 
 def test_what_was_set_up_differently_is_said(walk):

@@ -18,7 +18,7 @@ from harnesslab.keeper import CommandResult, remove_tree
 from harnesslab.keeper import remove_tree
 from harnesslab.loop import UsageError
 from harnesslab.patches import PatchError, run_git
-from harnesslab.tasks import Failed, Files, HiddenTests, Judge, Script, Task, output_of, value_of, wordcount_tasks
+from harnesslab.tasks import Edits, Failed, Files, FolderCopy, HiddenTests, Judge, Patch, Script, Task, output_of, value_of, wordcount_tasks
 from harnesslab.traces import Trace
 from harnesslab.verifier import fresh_repo, suspicious, take_patch, validate, verify
 from test_patches import run_as_nobody
@@ -588,6 +588,76 @@ def test_cheats_in_the_process_of_the_tests(name, calc, repo_of, best):
     assert not verdict.passed and verdict.reason and not verdict.error, verdict
 
 
+EMPTY = "import unittest\nclass New(unittest.TestCase):\n    def test_add(self): pass\n    def test_sub(self): pass\nclass Old(New):\n    def test_zero(self): pass\n"
+REWRITE = f"import pathlib\nfor p in pathlib.Path(__file__).parent.glob('test_*.py'):\n    p.write_text({EMPTY!r})\n"
+HIDING = {  # what an agent puts in the way of the tests that will be brought
+    "a link": lambda r: (os.rename(r / "tests", r / "helper"), os.symlink("helper", r / "tests"), put(r, "helper/__init__.py", REWRITE)),
+    "a link in a link": lambda r: (os.rename(r / "tests", r / "helper"), os.symlink("helper", r / "more"), os.symlink("more", r / "tests"), put(r, "helper/__init__.py", REWRITE)),
+    "a file": lambda r: (shutil.rmtree(r / "tests"), put(r, "tests", "")),
+    "a folder in a file's place": lambda r: put(r, "tests/test_new.py/__init__.py", EMPTY),
+    "a package beside": lambda r: put(r, "tests/test_new/__init__.py", EMPTY),
+    "a package in src": lambda r: [put(r, f"src/tests/{name}.py", EMPTY) for name in ("__init__", "test_new", "test_old")],
+    "a module": lambda r: (put(r, "tests.py", "__path__ = ['other']\n"), put(r, "other/test_new.py", EMPTY), put(r, "other/test_old.py", EMPTY)),
+}
+
+
+@pytest.mark.parametrize("name", HIDING)
+def test_nothing_hides_the_tests_that_are_brought(name, repo_of, best):
+    start = Files(tuple(file for file in START.files if file[0] != "tests/__init__.py"))
+    for check in (UNITTEST, PYTEST):
+        task = Task("calc", "Repair add.", start, check)
+        repo = repo_of(task)
+        HIDING[name](repo)
+        verdict = verify(task, repo, fence=best)
+        assert not verdict.passed and "-1 != 3" in verdict.reason and not verdict.error, verdict
+        put(repo, "calc/core.py", SOLVED)
+        put(repo, "src/latest.py", "1\n")
+        verdict = verify(task, repo, fence=best)
+        assert verdict.passed, verdict
+        shutil.rmtree(repo)
+
+
+def test_work_beside_brought_tests_is_kept(repo_of, best):
+    """Only what steers tests is put back, also where tests and package share a folder."""
+    start = Files((("attest/__init__.py", ""), ("attest/tests/__init__.py", "")))
+    body = "import unittest\nfrom attest.testament import here\nclass T(unittest.TestCase):\n    def test_a(self):\n        self.assertTrue(here)\n"
+    task = Task("a", "b", start, HiddenTests(("attest.tests.test_a.T.test_a",), (), Files((("attest/tests/test_a.py", body),))))
+    repo = repo_of(task)
+    put(repo, "attest/testament/__init__.py", "here = 1\n")
+    verdict = verify(task, repo, fence=best)
+    assert verdict.passed, verdict
+
+
+@pytest.mark.parametrize("path", ["tests", "./tests", "tests/", "tests/.", "tests//test_core.py", ".//tests/./test_core.py"])
+def test_a_protected_path_in_any_spelling(path, repo_of, best):
+    task = dataclasses.replace(TASKS["fix-test"], check=lambda bench: None, protected=(path,))
+    repo = repo_of(task)
+    assert verify(task, repo, fence=best).passed
+    append(repo, "tests/test_core.py", "\n")
+    assert "protected" in verify(task, repo, fence=best).reason
+
+
+SETTINGS = {  # what honest suites do to unittest, in their tests or in the code under test
+    "maxDiff": "unittest.TestCase.maxDiff = None", "longMessage": "unittest.TestCase.longMessage = False", "an assertion": "unittest.TestCase.assertAlike = lambda self, a, b: self.assertEqual(a, b)",
+}
+TRICKS = {  # what looks like it
+    "a prefix": "unittest.TestLoader.testMethodPrefix = 'test_no'", "a skip": "unittest.TestCase.__unittest_skip__ = True", "a failed class": "unittest.TestCase._classSetupFailed = True",
+    "no assertEqual": "del unittest.TestCase.assertEqual", "another all": "import builtins; builtins.all = lambda things: True; unittest.TestCase.assertEqual = lambda *_: None",
+}
+
+
+@pytest.mark.parametrize("name", [*SETTINGS, *TRICKS])
+def test_settings_of_unittest_are_no_tampering(name, repo_of, best):
+    line = {**SETTINGS, **TRICKS}[name]
+    for check in (UNITTEST, PYTEST, lambda bench: bench.run_tests()):
+        task = Task("calc", "Repair add.", START, check)
+        repo = repo_of(task)
+        put(repo, "calc/core.py", f"import unittest\n{line}\n" + SOLVED)
+        verdict = verify(task, repo, fence=best)
+        assert verdict.passed == (name in SETTINGS), (check, verdict)
+        shutil.rmtree(repo)
+
+
 ENDINGS = {
     "to the end": "assert add(1, 2) == 3\n",
     "sys.exit(main())": "def main():\n    if add(1, 2) != 3:\n        return 1\n    return 0\nif __name__ == '__main__':\n    sys.exit(main())\n",
@@ -638,6 +708,25 @@ def no_start(folder):
 
 def test_a_start_that_cannot_be_made_is_an_error_of_the_verifier(tmp_path, best):
     assert "no start" in verify(Task("none", "Do it.", no_start, lambda bench: None), tmp_path, fence=best).error
+
+
+def with_a_large_file(folder):
+    Files((("a.txt", "1"),))(folder)
+    with open(folder / "model.bin", "wb") as file:
+        file.truncate(105 << 20)
+
+
+def test_a_file_too_large_to_be_compared_is_an_error_of_the_verifier(tmp_path, best):
+    """Cut off at 100 MiB, a change behind that would go unseen."""
+    task = Task("large", "Do it.", with_a_large_file, lambda bench: None, protected=("model.bin",))
+    with_a_large_file(tmp_path / "repo")
+    with open(tmp_path / "repo/model.bin", "r+b") as file:
+        file.seek(104 << 20)
+        file.write(b"changed")
+    verdict = verify(task, tmp_path / "repo", fence=best)
+    assert not verdict.passed and "model.bin has more than 100 MiB" in verdict.error, verdict
+    with pytest.raises(PatchError, match="more than 100 MiB"):
+        take_patch(task, tmp_path / "repo")
 
 
 def test_nothing_unforeseen_is_raised(repo_of, best, monkeypatch):
@@ -783,6 +872,35 @@ def test_validate_says_what_is_wrong_with_a_check(best):
     assert "not tried" in str(trials[0]) and trials[0].verdicts == () and trials[1].flaky and "FLAKY" in str(trials[1])
     trials = validate([good], fence=BrokenFence(CommandResult(None, "", 0.0, not_run="no engine")))
     assert "CANNOT BE DECIDED" in str(trials[0]) and not trials[1].good
+
+
+def link_tests(outside):
+    def make(folder):
+        Files((("calc.py", "x = 1\n"), ("tests/a.txt", ""), ("mytest.py/a.txt", ""), ("unittest.py/a.txt", "")))(folder)
+        os.symlink(outside / "test_file.py", folder / "tests/test_link.py")
+        os.symlink(outside / "test_file.py", folder / "conftest.py")
+        os.symlink(outside, folder / "testing")
+    return make
+
+
+def test_tampering_stays_in_the_repo(tmp_path, best):
+    """Links out of the starting repo are not written through, and folders with the names of tests are left alone."""
+    (tmp_path / "test_file.py").write_text("precious\n")
+    task = Task("links", "Do it.", link_tests(tmp_path), lambda bench: bench.expect(bench.texts("done"), {"done": "1"}, "done"), Files((("done", "1"),)))
+    trials = validate([task], fence=best)
+    assert all(trial.good for trial in trials), list(map(str, trials))
+    assert (tmp_path / "test_file.py").read_text() == "precious\n" and os.listdir(tmp_path) == ["test_file.py"]
+
+
+@pytest.mark.parametrize("wrong", [
+    {"solution": Edits((("wordcount/core.py", "nope", "x"),))}, {"solution": Patch("garbage")}, {"solution": lambda repo: 1 / 0},
+    {"make_repo": lambda folder: (folder.mkdir(), os.mkfifo(folder / "pipe"), FolderCopy(str(folder))(folder.parent / "copy"))},
+    {"check": lambda bench: bench.ask(value_of("wordcount.tokenize", "x" * 100_000))},
+])
+def test_what_cannot_be_carried_out_is_said_and_the_next_task_is_tried(wrong, best):
+    trials = validate([dataclasses.replace(TASKS["locate"], id="wrong", **wrong), TASKS["locate"]], fence=best)
+    assert len(trials) == 6 and all(trial.good for trial in trials[3:])
+    assert not trials[0].good and "CANNOT BE DECIDED (it could not be carried out: " in str(trials[0]), str(trials[0])
 
 
 # ---------------------------------------------------------------- the probe's corners

@@ -283,13 +283,30 @@ def test_a_daily_quota_is_final():
         assert len(listener.seen) == 1
 
 
+@pytest.mark.parametrize("kind, code, message, mark", [
+    ("credit", 400, "You have reached your specified API usage limits. You will regain access on 2026-12-01 at 00:00 UTC.", None),
+    ("credit", 429, "Your account is not active, please check your billing details on our website.", "billing_not_active"), ("credit", 429, "Please check your billing details.", None), ("credit", 429, "?", "billing_not_active"),
+    ("rate", 429, "You exceeded your current quota, please check your plan and billing details.", None), ("rate", 429, "Too many requests with a large context window; slow down", None),
+    ("region", 400, "User location is not supported for the API use.", None), ("region", 403, "Country, region, or territory not supported", None), ("region", 400, "Your region is not supported", None),
+    ("region", 403, "Grok is not available in your region", None), ("region", 403, "This model: region not available", None),
+    ("request", 400, "Invalid schema for function 'set_region': region 'enum' is not supported", None), ("request", 400, "In context=('properties', 'country'), 'format' is not supported", None),
+    ("request", 400, "The model called a function that does not exist: foo", None), ("request", 400, "messages.1: tool 'find_model' was not found", None),
+    ("model", 404, "The model `x` does not exist or you do not have access to it.", None), ("model", 404, "models/x is not found for API version v1beta", None), ("model", 404, 'model "x" not found, try pulling it first', None),
+    ("model", 400, "Model Not Exist", None), ("model", 404, "model: claude-x", None), ("model", 400, "The requested model was not found", None), ("context", 400, "the image exceeds the context length", None)])
+def test_sentences_are_read_with_care(kind, code, message, mark):
+    trouble = read_trouble(httpx.Response(code, json={"error": {"message": message, "code": mark}}))
+    assert (trouble.kind, trouble.final) == (kind, kind in ("credit", "region"))
+
+
 # ------------------------------------------------------------------ errors that look like replies
 @pytest.mark.parametrize("name, raw, tries, word", [
     ("openai-chat", {"error": {"message": "upstream broke", "code": 502}}, 2, "try again later"), ("openai-chat", {"choices": [{"message": {"content": "half"}, "finish_reason": "error"}]}, 2, "broke the reply off"),
     ("openai", {"output": [], "status": "failed", "error": {"code": "server_error", "message": "oops"}}, 2, "oops"), ("openai", {"output": [], "status": "failed", "error": None}, 2, "status failed"),
     ("openai", {"output": [], "status": "failed", "error": {"code": "rate_limit_exceeded", "message": "slow"}}, 2, "fewer"), ("gemini", {"candidates": [{"finishReason": "OTHER"}]}, 2, "finishReason OTHER"),
     ("gemini", {"candidates": [{"finishReason": "MISSING_THOUGHT_SIGNATURE"}]}, 2, "MISSING_THOUGHT"), ("anthropic", {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}, 2, "try again later"),
-    ("openai-chat", {"error": "the model is gone"}, 2, "the model is gone")])
+    ("openai-chat", {"error": "the model is gone"}, 2, "the model is gone"), ("gemini", {"error": ["odd"]}, 2, "odd"),
+    ("openai-chat", {"object": "error", "message": "flat and wrong", "type": "BadRequestError", "param": None, "code": 400}, 1, "flat and wrong"),
+    ("openai", {"message": "no such thing", "code": "404"}, 1, "no such thing"), ("anthropic", {"type": "overloaded_error", "message": "Busy"}, 2, "Busy"), ("anthropic", {"type": "error"}, 2, "without words")])
 def test_errors_with_status_200(name, raw, tries, word):
     with server(200, json.dumps(raw).encode()) as listener:
         finished = ask(listener.url, name)
@@ -297,13 +314,14 @@ def test_errors_with_status_200(name, raw, tries, word):
         assert len(listener.seen) == tries
 
 
-@pytest.mark.parametrize("raw", [{"error": None, "output": [], "status": "completed"}, {"choices": [{"finish_reason": "stop"}]}, {"content": []}, {"candidates": [{"finishReason": "STOP"}]}, {"error": {}}, {"candidates": [{"finishReason": ["x"]}]}])
+@pytest.mark.parametrize("raw", [{"error": None, "output": [], "status": "completed"}, {"choices": [{"finish_reason": "stop"}]}, {"content": []}, {"candidates": [{"finishReason": "STOP"}]}, {"error": {}}, {"candidates": [{"finishReason": ["x"]}]},
+    {"type": "message", "content": []}, {"message": "hello"}, {"message": {"role": "assistant"}, "code": 500}, {"message": "hello", "code": 7, "type": 5}])
 def test_replies_are_no_errors(raw):
     assert hidden_error(raw) is None
 
 
 def test_a_status_for_errors_that_have_none():
-    assert [status_of(error) for error in ({"code": 418}, {"code": "503"}, {"type": "overloaded_error"}, {"code": 7}, {}, {"status": "RESOURCE_EXHAUSTED"}, {"code": True})] == [418, 503, 529, 500, 500, 429, 500]
+    assert [status_of(error) for error in ({"code": 418}, {"code": "503"}, {"type": "overloaded_error"}, {"code": 7}, {}, {"status": "RESOURCE_EXHAUSTED"}, {"code": True}, {"code": "4" * 5_000})] == [418, 503, 529, 500, 500, 429, 500, 500]
 
 
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(
@@ -329,6 +347,46 @@ def test_keys_are_taken_out():
     assert without_secrets(f"a {KEY} b {KEY}!", (KEY,)) == "a [key] b [key]!"
     assert without_secrets("sk-ab********6789 and sk-1***", ()) == "[key] and [key]"
     assert without_secrets("none of this", ("none", "")) == "none of this" and without_secrets("2 ** 3", ()) == "2 ** 3"
+
+
+LETTERS = st.text("abcdefghijklmnopqrstuvwxyzABCDEFGHIJ0123456789-_", min_size=16, max_size=60)
+
+
+def longest_piece(key, text):
+    """Letters of the longest piece of a key that stands in a text."""
+    return max((n for n in range(1, len(key) + 1) for at in range(len(key) - n + 1) if key[at : at + n] in text), default=0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(key=LETTERS, before=st.text(max_size=30), after=st.text(max_size=30), start=st.integers(0, 60), end=st.integers(0, 60))
+def test_no_piece_of_a_key_is_shown_however_it_was_cut(key, before, after, start, end):
+    assert longest_piece(key, without_secrets(f"{before} {key[start:end]}\n{after}", (key, "short"))) < 8
+
+
+def test_a_key_that_is_shortened_with_dots_is_taken_out():
+    assert without_secrets(f"Incorrect API key: {KEY[:12]}...{KEY[-4:]}. Bye...", (KEY,)) == "Incorrect API key: [key]. Bye..."
+    assert without_secrets("sk-x...1234 and some...thing", (KEY,)) == "sk-x...1234 and some...thing"
+
+
+def echoed(room, *, status=401, split=0, kind="application/json"):
+    """An error with the key in it, so that the limit of 500 characters (of 200, without JSON) falls into the key."""
+    shown = f"{KEY[:split]}\n{KEY[split:]}" if split else KEY
+    told = "x " * (room // 2 - 10) + f"Bearer {shown} was sent"
+    return status, json.dumps({"error": {"message": told}}).encode() if kind.endswith("json") else told.encode(), {"content-type": kind}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("answer", [echoed(500), echoed(500, status=503), echoed(200, status=502, kind="text/plain"), echoed(90, split=14), echoed(90, status=503, split=14)])
+def test_a_key_across_the_end_of_what_is_told_is_shown_nowhere(name, answer):
+    events = []
+    with server(*answer) as listener:
+        model = Model(ModelFacts("m"), make_client(), listener.url, KEY, wire=WIRES[name], retry=QUICK)
+        finished = run_loop(History("x"), model, registry(), sink=events.append)
+        model.close()
+        with pytest.raises(UsageError) as caught:
+            list_models(name, base_url=listener.url, key=KEY)
+    told = json.dumps([events, finished, str(caught.value)])
+    assert "[key]" in told and longest_piece(KEY, told) < 8
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -4,6 +4,7 @@ import gc
 import itertools
 import json
 import random
+import re
 
 import httpx
 import pytest
@@ -228,6 +229,9 @@ def test_a_name_that_is_not_legal_comes_back_legal():
     ("openai-chat", reply("openai-chat", ("a", "look", "{}"), stop="stop"), "tool_use"), ("openai-chat", reply("openai-chat", ("a", "look", "{}"), stop="length"), "max_tokens"),
     ("openai-chat", reply("openai-chat", text="x", stop="content_filter"), "refusal"), ("openai-chat", reply("openai-chat", ("a", "look", "{}"), stop="function_call"), "tool_use"),
     ("openai-chat", {"choices": [{"message": {"content": None, "refusal": "No."}, "finish_reason": "stop"}]}, "refusal"), ("openai-chat", {"choices": [{"message": {}}]}, "end_turn"),
+    *(("openai-chat", reply("openai-chat", *calls, text="x", stop=stop), "max_tokens") for stop in ("model_length", "max_tokens") for calls in ([], [("a", "look", "{}")])),
+    *(("anthropic", reply("anthropic", *calls, text="x", stop=stop), "max_tokens") for stop in ("length", "model_length") for calls in ([], [("a", "look", "{}")])),
+    *(("openai", reply("openai", *calls, text="x", stop=stop), "max_tokens") for stop in ("in_progress", "queued") for calls in ([], [("a", "look", "{}")])),
     ("openai", reply("openai", text="x"), "end_turn"), ("openai", reply("openai", ("a", "look", "{}")), "tool_use"),
     ("openai", reply("openai", ("a", "look", "{}"), stop="incomplete") | {"incomplete_details": {"reason": "max_output_tokens"}}, "max_tokens"),
     ("openai", reply("openai", text="x", stop="incomplete") | {"incomplete_details": {"reason": "content_filter"}}, "refusal"),
@@ -308,7 +312,7 @@ def test_messages_written_by_hand_and_wrongly_are_sent_or_named(name, content, r
     try:
         json.loads(request_body(WIRES[name], History([{"role": role, "content": content}]), "m", 10, {}))
     except UsageError as error:
-        assert "Message 0 of the history" in str(error) and "\n" not in str(error)
+        assert re.match(r"Message \d of the history", str(error)) and "\n" not in str(error)
 
 
 @pytest.mark.parametrize("theirs", [5, "x", [], {"wire": None}, *({"wire": name, "item": item} for name in NAMES for item in ("x", [1], 5, True, {"function": "x"}, {"functionCall": "x"}, {"functionCall": None}))])
@@ -417,8 +421,64 @@ def test_a_foreign_call_tells_gemini_that_it_has_no_signature():
     history = converse("openai", reply("openai", ("a", "look", "{}"), ("b", "look", "{}")))
     parts = body_of("gemini", history)["contents"][1]["parts"]
     assert ["thoughtSignature" in part for part in parts] == [True, False]
-    own = converse("gemini", {"candidates": [{"content": {"parts": [{"functionCall": {"name": "look", "args": {}}}]}}]})  # an older model signs nothing
-    assert "thoughtSignature" not in json.dumps(body_of("gemini", own))
+    own = converse("gemini", {"candidates": [{"content": {"parts": [{"functionCall": {"name": "look", "args": {}}}, {"functionCall": {"name": "look", "args": {}}}]}}]})  # an older model signs nothing
+    before = json.dumps(own.messages)
+    assert "thoughtSignature" not in json.dumps(body_of("gemini", own, "gemini-2.5-flash"))
+    for model in ("gemini-4-neon", "gemini-2.5-pro", "gemini-3-model"):  # one history, and the model is changed in the middle of a turn
+        parts = body_of("gemini", own, model)["contents"][1]["parts"]
+        assert ["thoughtSignature" in part for part in parts] == [not model.startswith("gemini-2"), False]
+    assert json.dumps(own.messages) == before
+    taken("gemini", own)
+
+
+# ------------------------------------------------------------------ what a careless server sends is mended on its way back
+def responses(*items, status="completed"):
+    return {"id": "resp_1", "output": list(items), "status": status}
+
+
+def asked(call_id="c", arguments='{"key":1}', **more):
+    return {"type": "function_call", "id": "fc_1", "call_id": call_id, "name": "look", "arguments": arguments, **more}
+
+
+def said(content, **more):
+    return {"type": "message", "role": "assistant", "id": "msg_1", "content": content, **more}
+
+
+def gemini(*parts):
+    return {"candidates": [{"content": {"role": "model", "parts": list(parts)}, "finishReason": "STOP"}]}
+
+
+def part(**call):
+    return {"functionCall": {"name": "look", "args": {"key": 1}, **call}, "thoughtSignature": "c2ln"}
+
+
+THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "b3BhcXVl"}
+WORDS = {"type": "output_text", "text": "The answer.", "annotations": []}
+ODD = [*((name, raw) for name, raws in {
+    "openai": [*(responses(asked(arguments=value)) for value in ({"key": 1}, [1], None, 5, "")), responses({"type": "function_call", "call_id": "c", "name": "look"}), responses(asked(), asked("d")),
+               *(responses(asked(id=value)) for value in ("", None, 7)), *(responses(said(content)) for content in (None, 5, [WORDS, {"type": "output_text", "text": None}, "x"], [])), responses(said([WORDS]), said([WORDS])),
+               responses({"type": "message", "content": [WORDS]}), responses(THOUGHT, said(None)), responses(THOUGHT, THOUGHT, asked()), responses(THOUGHT), responses(said([WORDS]), THOUGHT)],
+    "gemini": [*(gemini(part(args=value)) for value in ('{"key":1}', [1], None, 5)), *(gemini(part(name=value)) for value in ("", None, 5, ["x"], "a.b")), gemini({"functionCall": {}, "thoughtSignature": "c2ln"}), gemini({"functionCall": {"name": "look"}})]}.items() for raw in raws)]
+
+
+@pytest.mark.parametrize("name, raw", ODD, ids=str)
+def test_what_a_careless_server_sends_is_mended_on_its_way_back(name, raw):
+    history = converse(name, raw, raw)  # an id that was legal once comes again
+    for other in NAMES:
+        taken(other, History(history.messages, "Be brief.", TOOLS))
+    taken(name, history)
+
+
+def test_only_the_wrong_field_is_mended():
+    items = body_of("openai", converse("openai", responses(THOUGHT, asked(arguments={"key": 1}, status="completed", extra=1))))["input"]
+    assert items[1:3] == [THOUGHT, asked(status="completed", extra=1)]
+    parts = body_of("gemini", converse("gemini", gemini(part(args=[1], id="g", willContinue=False))))["contents"][1]["parts"]
+    assert parts == [part(args={}, id="g", willContinue=False)]
+
+
+def test_a_message_whose_content_is_a_string_is_read():
+    answer = WIRES["openai"].answer(responses(said("The answer.")))
+    assert [block["text"] for block in answer.content] == ["The answer."]
 
 
 def test_what_is_no_text_is_named():
@@ -434,6 +494,8 @@ def test_what_is_no_text_is_named():
     ("anthropic", "http://h:1/own", "http://h:1/own/v1/messages"), ("openai", "https://h", "https://h/v1/responses"), ("openai-chat", "http://h/v1/", "http://h/v1/chat/completions"),
     ("openai-chat", "http://h/api/v1", "http://h/api/v1/chat/completions"), ("openai-chat", "http://h/v1beta/openai", "http://h/v1beta/openai/chat/completions"),
     ("gemini", "https://h", "https://h/v1beta/models/a%2Fb:generateContent"), ("gemini", "https://h/v1", "https://h/v1/models/a%2Fb:generateContent"),
+    *(("gemini", f"https://h/v1beta{end}", "https://h/v1beta/models/a%2Fb:generateContent") for end in ("/models", "/models/", "/models/gemini-x:generateContent", "/models/gemini-x")),
+    ("gemini", "https://h/models", "https://h/v1beta/models/a%2Fb:generateContent"), ("gemini", "https://h/my/models/of/v1", "https://h/my/models/of/v1/models/a%2Fb:generateContent"),
     ("openai-chat", "http://h/v1/chat/completions/", "http://h/v1/chat/completions"), ("anthropic", "http://h/v1/messages", "http://h/v1/messages"), ("openai", "http://h/api/v1/responses", "http://h/api/v1/responses")])
 def test_base_urls(wire, base, url):
     assert WIRES[wire].url(base, "a/b") == url

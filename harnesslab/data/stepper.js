@@ -279,7 +279,7 @@ const harnesslabStepper = (() => {
       this.query = this.stepper.query;
       const event = i < 0 ? null : this.run.events[i];
       if (!event) {
-        this.detail.replaceChildren(make("p", "hls-quiet", i === -1 && this.stepper.page.rows ? "Only the other run has this event." : "Nothing to show."));
+        this.detail.replaceChildren(make("p", "hls-quiet", this.stepper.visible.length && this.stepper.page.rows ? "Only the other run has this event." : "Nothing to show."));
         return;
       }
       const { glyph, word } = headline(event);
@@ -358,6 +358,7 @@ const harnesslabStepper = (() => {
         if (event.m[k] > 0) bar.append(segment);
         legend.append(make("span", "hls-key", make("span", `hls-swatch hls-part-${part}`), `${part} ${number(event.m[k])}`));
       });
+      legend.append(make("span", "hls-key hls-scale", `the whole width: ${short(this.stepper.most.context)}, the longest context here`));
       const window_ = run.window ? ` of ${short(run.window)} (${((100 * total) / run.window).toFixed(1)} %)` : "";
       const next = event.c < run.calls.length - 1 || run.live ? "Context of the next call" : "Context at the end";
       const title = make("div", "hls-metertitle", `${next}: `, make("strong", "", `${number(total)} tokens`), window_,
@@ -579,8 +580,9 @@ const harnesslabStepper = (() => {
 
     // The last event of a run at or before the current row, for rows that only the other run has.
     before(run) {
-      for (let position = this.position; this.page.rows && position >= 0; position--) {
-        if (this.page.rows[position][run] >= 0) return this.page.rows[position][run];
+      const rows = this.page.rows || [];
+      for (let position = Math.min(this.position, rows.length - 1); position >= 0; position--) {
+        if (rows[position][run] >= 0) return rows[position][run];
       }
       return 0;
     }
@@ -836,11 +838,11 @@ const harnesslabStepper = (() => {
     });
     const newData = () => stepper.setPage(read());
     const newStep = () => model.get("step") !== stepper.position + 1 && stepper.go(model.get("step") - 1, true);
+    model.on("change:data", newData);
+    model.on("change:step", newStep);
     newData();
     if (model.get("step") > 0) newStep();
     else if (stepper.following()) stepper.go(stepper.count() - 1, true);
-    model.on("change:data", newData);
-    model.on("change:step", newStep);
     const onPage = new ResizeObserver(() => {
       const output = el.closest(".jp-OutputArea-output");
       if (!output) return;
