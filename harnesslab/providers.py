@@ -397,6 +397,8 @@ _DEEPEST = 200  # levels; Python's own functions for nested values give up at a 
 def _too_deep(value: Any) -> bool:
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(_DEEPEST):
+        if not level:
+            return False
         nested = [part.values() if isinstance(part, dict) else part for part in level]
         level = [part for parts in nested for part in parts if isinstance(part, dict | list)]
     return bool(level)
