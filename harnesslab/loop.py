@@ -527,6 +527,11 @@ class History:
         self._catch_up()
         return b"".join((before, *self._encoded, after))
 
+    def encoded(self, number: int) -> bytes:
+        """The JSON of one message, counted from 0, as it was made when the message came."""
+        self._catch_up()
+        return self._encoded[number].removeprefix(b",")
+
     @property
     def size(self) -> int:
         """Bytes of all messages as JSON."""

@@ -266,8 +266,8 @@ def reply_pieces(response: httpx.Response) -> Iterator[bytes]:
 
 def in_one_piece(response: httpx.Response) -> httpx.Response:
     """The same answer, read to its end."""
-    content = b"".join(reply_pieces(response)).removeprefix(_MARK)
-    return _rebuilt(response, response.status_code, content, response.headers.get("content-type", ""))
+    response._content = b"".join(reply_pieces(response)).removeprefix(_MARK)  # where httpx itself puts it
+    return response
 
 
 def _rebuilt(response: httpx.Response, status: int, content: bytes, kind: str) -> httpx.Response:

@@ -67,6 +67,12 @@ class Throttle:
     def answered(self, response: httpx.Response, began: float) -> None:
         """Learn from an answer to a request that began then: how long everybody must wait, and how many may
         go at once. A success makes the room larger, too many requests make it smaller."""
+        if response.status_code < 400:
+            with self._lock:
+                grown = self._room + (1 if self._room < self._calm else 1 / self._room)
+                self._room = min(self.at_once, grown)
+                self._wake()
+            return
         asked = retry_after(response.headers)
         final = response.headers.get("x-should-retry", "").lower() == "false"
         with self._lock:
@@ -75,10 +81,6 @@ class Throttle:
                 self._shut_until = max(self._shut_until, now + (asked or 0.0))
                 if began >= self._last_trouble:  # else it began before the last trouble: the same trouble
                     self._calm, self._room, self._last_trouble = max(1.0, self._room / 2), 1.0, now
-            elif response.status_code < 400:
-                grown = self._room + (1 if self._room < self._calm else 1 / self._room)
-                self._room = min(self.at_once, grown)
-                self._wake()
 
     def _wait(self, place: tuple[int, threading.Event], patience: float) -> None:
         """Until `place` is first, the door is open and there is room. Looks up now and then, for a stop."""

@@ -9,6 +9,7 @@ __all__ = ['CHAT', 'RESPONSES', 'GEMINI', 'WIRES', 'SERVER_CHAT', 'Pairs', 'Answ
            'Wire', 'request_body']
 
 # %% ../nbs/appendix/wires.ipynb #wires-imports
+import copy
 import functools
 import hashlib
 import json
@@ -199,8 +200,11 @@ def anthropic_items(message: dict, pairs: Pairs) -> list[dict]:
     """One of our messages without what other providers' replies carry."""
     if isinstance(message.get("content"), str):
         return [message]
-    kept = []
-    for block in _blocks(message):
+    kept, blocks = [], _blocks(message)
+    untouched = len(blocks) == len(message.get("content") or ()) and not any("theirs" in b for b in blocks)
+    if blocks and untouched:
+        return [message]
+    for block in blocks:
         if "theirs" in block:
             if block["type"] == "thinking":
                 continue
@@ -655,6 +659,15 @@ class _Written:
     def __init__(self, model: str):
         self.pieces: list[bytes] = []
         self.pairs, self._last = Pairs(model), None
+        self._head_by, self._head_of, self._head = None, (), b""
+
+    def head(self, history: History, wire: Wire, max_tokens: int, request: dict) -> bytes:
+        """All but the messages, up to the last bracket. It is mostly the tools, which stay the same."""
+        of = (max_tokens, request, history.system, history.tools)
+        if wire is not self._head_by or of != self._head_of:
+            self._head = encode_json(wire.head(history, self.pairs.model, max_tokens, request))[:-1]
+            self._head_by, self._head_of = wire, copy.deepcopy(of)
+        return self._head
 
     def catch_up(self, history: History, wire: Wire, begun: bool) -> None:
         """Translate the messages that are new. `begun`: something stands before the first of them."""
@@ -663,7 +676,11 @@ class _Written:
             self.__init__(self.pairs.model)  # messages were taken away, or an interrupt came: begin again
         for message in messages[len(self.pieces) :]:
             try:
-                items = b",".join(map(encode_json, wire.items(message, self.pairs)))
+                items = list(wire.items(message, self.pairs))
+                if len(items) == 1 and items[0] is message:  # as it is, so it was encoded before
+                    items = history.encoded(len(self.pieces))
+                else:
+                    items = b",".join(map(encode_json, items))
             except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
                 raise UsageError(
                     f"Message {len(self.pieces)} of the history cannot be said in {wire.api} ({error!r}): it "
@@ -685,5 +702,5 @@ def request_body(wire: Wire, history: History, model: str, max_tokens: int, requ
         written = _WRITTEN.setdefault(history, {}).setdefault((wire.name, model), _Written(model))
     system = b",".join(map(encode_json, wire.system(history)))
     written.catch_up(history, wire, bool(system))
-    head = encode_json(wire.head(history, model, max_tokens, request))
-    return b"".join((head[:-1], f',"{wire.messages}":['.encode(), system, *written.pieces, b"]}"))
+    head = written.head(history, wire, max_tokens, request)
+    return b"".join((head, f',"{wire.messages}":['.encode(), system, *written.pieces, b"]}"))

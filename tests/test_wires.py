@@ -582,3 +582,20 @@ def test_every_request_is_rebuilt_from_the_trace(name):
 def test_an_answer_is_frozen():
     with pytest.raises(AttributeError):
         Answer([], "x", Usage()).stop_reason = "y"
+
+
+@pytest.mark.parametrize("wire", WIRES.values(), ids=WIRES)
+def test_what_stands_before_the_messages_follows_every_change(wire):
+    """It is kept from call to call, and made anew as soon as anything in it is another, however deep."""
+    history, request = History("x", "Be brief.", [{"name": "look", "description": "Look.", "input_schema": {"type": "object", "properties": {"key": {"type": "string"}}}}]), {"metadata": {"user_id": "one"}}
+    bodies = [request_body(wire, history, "m", 1_000, request) for _ in range(2)]
+    assert bodies[0] == bodies[1]
+    history.tools[0]["input_schema"]["properties"]["key"]["description"] = "The changed key."
+    bodies.append(request_body(wire, history, "m", 1_000, request))
+    request["metadata"]["user_id"] = "two"
+    bodies.append(request_body(wire, history, "m", 1_000, request))
+    bodies.append(request_body(wire, history, "m", 1_001, request))
+    history.system = "Be long."
+    bodies.append(request_body(wire, history, "m", 1_001, request))
+    assert len(set(bodies[1:])) == 5 and b"The changed key." in bodies[2] and b'"two"' in bodies[3] and b"1001" in bodies[4] and b"Be long." in bodies[5]
+    json.loads(bodies[-1])
