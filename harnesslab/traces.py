@@ -159,16 +159,12 @@ _EVENT = {"type": str, "payload": dict}
 @contextlib.contextmanager
 def _no_collector() -> Iterator[None]:
     """Pause Python's garbage collector: while a million dictionaries are made, it walks them all over and
-    over, which takes longer than the parsing. Afterwards they count as old, or it would do so once more at the
-    next chance."""
+    over, which takes longer than the parsing."""
     was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was_on and gc.get_freeze_count() == 0:
-            gc.freeze()
-            gc.unfreeze()
         if was_on:
             gc.enable()
 
@@ -656,6 +652,9 @@ def to_dataframe(source: "Trace | str | Path | Iterable[dict] | list[str | Path]
         frame = {name: _joined(parts) for name, parts in blocks.items()}
         for name, numbers in known.items():
             frame[name] = pd.Categorical.from_codes(np.asarray(frame[name], dtype=np.int32), list(numbers))
+        if len(frame["type"]) > 100_000 and gc.get_freeze_count() == 0:
+            gc.freeze()  # and at once back: all of it counts as old now, and is not walked at the next chance
+            gc.unfreeze()
         return pd.DataFrame(frame, copy=False)
 
 

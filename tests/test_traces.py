@@ -682,14 +682,14 @@ def test_the_table_takes_whatever_stands_in_an_event(events, block):
 @pytest.mark.parametrize("on", [True, False])
 @pytest.mark.parametrize("frozen", [True, False])
 def test_the_garbage_collector_is_left_as_it_was(on, frozen):
-    events = [{"type": "nudged", "payload": {"text": str(n)}, "run": "r", "n": n, "step": 0, "time": 0.0} for n in range(2_000)]
+    events = [{"type": "nudged", "payload": {"text": str(n)}, "run": "r", "n": n, "step": 0, "time": 0.0} for n in range(101_000)]
     was_on = gc.isenabled()
     try:
         if frozen:
             gc.freeze()
         (gc.enable if on else gc.disable)()
         kept = gc.get_freeze_count()
-        assert len(to_dataframe(events)) == 2_000
+        assert len(to_dataframe(events)) == 101_000
         assert gc.isenabled() is on and bool(gc.get_freeze_count()) == bool(kept) == frozen
     finally:
         gc.unfreeze()
